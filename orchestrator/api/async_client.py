@@ -7,12 +7,11 @@ from typing import Any, overload
 
 import zmq.asyncio
 
-from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.client import ANSWER_SECONDS, BUSY_ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPipeline
 from orchestrator.api.result import OutputCollector, Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, RequestBatch, is_batch, one_submit, submits
-from orchestrator.text.chat_template import ChatMessage
+from orchestrator.text.chat_template import ChatMessage, chat_prompt
 from protocol.errors import blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient

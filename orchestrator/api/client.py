@@ -5,11 +5,10 @@ from typing import Any, overload
 
 import zmq
 
-from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.result import OutputCollector, Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, RequestBatch, is_batch, one_submit, submits
-from orchestrator.text.chat_template import ChatMessage
+from orchestrator.text.chat_template import ChatMessage, chat_prompt
 from protocol.errors import PipelineError
 from protocol.messages.client import Cancel, Inquire, PipelineState, Submit, ToClient
 from protocol.transport import Link, Stamp

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, overload
 
 from orchestrator.api.client import Stream
-from orchestrator.api.ineffective import warn
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts
+from orchestrator.api.validation import warn
 from orchestrator.core.options import Options
 from orchestrator.text.chat_template import ChatMessage
 from protocol.errors import InputError

@@ -11,9 +11,9 @@ from typing import Any, Self
 import msgspec
 
 from orchestrator.api.client import STAMP, Client
-from orchestrator.api.ineffective import warn_ineffective
 from orchestrator.api.owner import Owner
 from orchestrator.api.settings import PipelineSettings, checked_setup
+from orchestrator.api.validation import warn_ineffective
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.memory.kv_plan import kept_sentence
 from orchestrator.machine.progress import OnProgress, silent

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -29,21 +29,7 @@ class Result:
     prompt_likelihoods: tuple[Likelihood, ...] = ()
     """Of the prompt's tokens from the second one on, if they were requested."""
 
-    @overload
-    def __getitem__(self, field: Literal["text"]) -> str: ...
-    @overload
-    def __getitem__(self, field: Literal["tokens"]) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, field: Literal["finish_reason"]) -> FinishReason: ...
-    @overload
-    def __getitem__(self, field: Literal["statistics"]) -> Statistics: ...
-    @overload
-    def __getitem__(self, field: Literal["seed"]) -> int: ...
-    @overload
-    def __getitem__(self, field: Literal["stop"]) -> str | None: ...
-    @overload
-    def __getitem__(self, field: Literal["likelihoods", "prompt_likelihoods"]) -> tuple[Likelihood, ...]: ...
-    def __getitem__(self, field: str | int) -> object:
+    def __getitem__(self, field: str | int) -> Any:
         """A field by its name. Raises KeyError, which lists the fields, for any other name, and TypeError for a number:
         the caller takes the result for a list."""
         if isinstance(field, int):
@@ -59,7 +45,7 @@ class Result:
 
     def summary(self) -> str:
         """Speed and acceptance as text, a line a figure."""
-        lines = list(figures(self.statistics, self.finish_reason))
+        lines = list(figures(self.statistics))
         width = max(len(name) for name, _ in lines)
         return "\n".join([speed(self.statistics), *(f"{name:{width}}  {value}" for name, value in lines)])
 
@@ -145,13 +131,17 @@ class OutputCollector:
 # Its figures in words -----------------------------------------------------------------------------
 
 
-def figures(statistics: Statistics, finish_reason: str) -> Iterator[tuple[str, str]]:
+BRIEF = ("tokens", "rounds", "pace", "speed-up")
+"""The figures that are told unless all are asked for."""
+
+
+def figures(statistics: Statistics) -> Iterator[tuple[str, str]]:
     """Name and value of each figure that exists, beside the tokens a second."""
-    yield "tokens", counts(statistics, finish_reason)
+    yield "tokens", f"{statistics.generated_tokens} after a prompt of {statistics.prompt_tokens}"
     if statistics.adopted_tokens:
         yield "adopted", f"{statistics.adopted_tokens} tokens whose KV was there already"
     yield "time to first token", f"{statistics.time_to_first_token * 1000:.0f} ms"
-    yield "rounds", rounds(statistics)
+    yield "rounds", f"{statistics.rounds}, {statistics.tokens_per_round:.2f} tokens a round"
     if (hits := statistics.overlapped_hit_rate) is not None:
         yield "hit rate", f"{hits:.0%}"
     if statistics.acceptance_rate is not None:
@@ -162,24 +152,11 @@ def figures(statistics: Statistics, finish_reason: str) -> Iterator[tuple[str, s
     if statistics.wasted_draft_share is not None:
         yield "draft busy", f"{statistics.draft_busy:.0%}, {statistics.wasted_draft_share:.0%} of its nodes unused"
     yield "overhead a round", f"{statistics.overhead_per_round * 1e6:.0f} µs (median)"
-    yield from conclusion(statistics)
-
-
-def conclusion(statistics: Statistics) -> Iterator[tuple[str, str]]:
-    """Whether the figures can stand for a device, and what speculation gained."""
     if statistics.pace is not None:
         yield "pace", _pace(statistics.pace)
     speedup, plain = statistics.speedup, statistics.plain_tokens_per_second
     if speedup is not None:
         yield "speed-up", f"about {speedup:.1f} times plain decoding (about {plain:.1f} tokens/s, estimated)"
-
-
-def counts(statistics: Statistics, finish_reason: str) -> str:
-    return f"{statistics.generated_tokens} after a prompt of {statistics.prompt_tokens} ({finish_reason})"
-
-
-def rounds(statistics: Statistics) -> str:
-    return f"{statistics.rounds}, {statistics.tokens_per_round:.2f} tokens a round"
 
 
 def speed(statistics: Statistics) -> str:

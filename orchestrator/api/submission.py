@@ -6,9 +6,9 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from orchestrator.api.ineffective import warn_ineffective
 from orchestrator.api.result import OutputCollector, Result
 from orchestrator.api.sampling import SamplingParams
+from orchestrator.api.validation import warn_ineffective
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import Cancel, Done, Output, Refused, Submit, ToClient
 from protocol.messages.sampling import ModelSampling

@@ -4,19 +4,16 @@ import importlib
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import click
-from click.types import FloatParamType, IntParamType
 
 from orchestrator.api.client import NoPipeline
-from orchestrator.api.ineffective import IneffectiveOption
-from orchestrator.api.validation import InvalidValue
+from orchestrator.api.validation import IneffectiveOption
 from orchestrator.cli.configuration import default_map, origin, read_environment
 from orchestrator.cli.help import Group
-from orchestrator.cli.pipeline_options import TokensOrAuto, nearest
 from orchestrator.cli.sentences import say
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file
@@ -42,7 +39,7 @@ _SECTIONS = {
         "convert": "convert:convert",
         "train-draft": "train_draft:train_draft",
         "config": "config:config",
-        "completion": "completion:completion",
+        "completion": "config:completion",
     },
     "Several machines": {
         "serve-workers": "start:serve_workers",
@@ -136,8 +133,6 @@ class Commands(Group):
             if error.ctx is None and (name := ctx.invoked_subcommand):
                 error.ctx = click.Context(self.commands[name], ctx, name)
             raise
-        except InvalidValue as error:
-            raise InputError(f"{error} See `launch-pipeline {ctx.invoked_subcommand} --help`.") from error
         except NoPipeline as error:
             hint = f"start one with `launch-pipeline start --address {error.address}`"
             raise PipelineError(f"No pipeline answers at {error.address}: {hint}.") from error
@@ -224,37 +219,12 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _mistake(error: click.ClickException) -> str:
-    """click's sentence, with what is allowed, and with the name that is most likely meant instead of all that are
-    near."""
-    if isinstance(error, click.NoSuchOption):
-        ours = _OTHER_OPTIONS.get(error.option_name)
-        known = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
-        near = [ours] if ours in known else nearest(error.option_name, error.possibilities or ())
-        return f"No such option {error.option_name!r}.{_meant(near)}"
-    value, wrong, _ = error.message.partition(" is not ")
-    if not wrong or not isinstance(error, click.BadParameter) or error.param is None:
-        return error.format_message()
-    kind = error.param.type
-    if isinstance(kind, IntParamType | FloatParamType):
-        return f"{max(error.param.opts, key=len)} must be {_allowed(kind)}, not {value}."
-    near = nearest(value.strip("'"), kind.choices) if isinstance(kind, click.Choice) else []
-    return f"{error.format_message()}{_meant(near)}"
-
-
-def _allowed(kind: IntParamType | FloatParamType) -> str:
-    """For instance "a whole number >= 1 and <= 64"."""
-    words = "a whole number" if isinstance(kind, IntParamType) else "a number"
-    if isinstance(kind, TokensOrAuto):
-        words = f"auto or {words}"
-    if not isinstance(kind, click.IntRange | click.FloatRange):
-        return words
-    least = "" if kind.min is None else f"{'>' if kind.min_open else '>='} {kind.min}"
-    most = "" if kind.max is None else f"{'<' if kind.max_open else '<='} {kind.max}"
-    return f"{words} {' and '.join(filter(None, (least, most)))}".rstrip()
-
-
-def _meant(near: Sequence[str]) -> str:
-    return f" Did you mean {near[0]!r}?" if near else ""
+    """click's sentence, with our name of an option that other programs call otherwise."""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        ours = _OTHER_OPTIONS.get(error.option_name, "")
+        if ours in (flag for each in error.ctx.command.params for flag in each.opts):
+            return f"No such option {error.option_name!r}. Did you mean {ours!r}?"
+    return error.format_message()
 
 
 if __name__ == "__main__":

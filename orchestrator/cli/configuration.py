@@ -43,9 +43,9 @@ def read_environment(command: click.Command, words: tuple[str, ...] = ()) -> Non
     below = commands(command, words) if isinstance(command, click.Group) else [(words, command)]
     for path, each in below:
         for name, option in options(each).items():
-            given = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
             ours = ["_".join((_PREFIX, *path[:length], name)) for length in range(len(path), -1, -1)]
-            option.envvar = list(dict.fromkeys([*given, *(variable.upper().replace("-", "_") for variable in ours)]))
+            names = (variable.upper().replace("-", "_") for variable in ours)
+            option.envvar = list(dict.fromkeys([*_variables(option), *names]))
 
 
 def default_map(group: click.Group, file: Path) -> OptionDefaults:
@@ -199,3 +199,28 @@ def setting_name(option: click.Option) -> str:
 def _variables(option: click.Parameter) -> list[str]:
     given = option.envvar
     return [given] if isinstance(given, str) else list(given or ())
+
+
+_STRENGTH = {ParameterSource.DEFAULT_MAP: 1, ParameterSource.ENVIRONMENT: 2, ParameterSource.COMMANDLINE: 3}
+
+
+def filled_in(options: Mapping[str, Any], preset: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the running command, with `values` for those that were given more weakly than the option `preset`.
+
+    A flag is stronger than the environment, and the environment than the configuration file: --preset on the command
+    line wins over a temperature in the file, and --temperature on the command line wins over the preset.
+    """
+    context = click.get_current_context()
+    weaker = {name: value for name, value in values.items() if name in options and yields(context, name, preset)}
+    return {**options, **weaker}
+
+
+def yields(context: click.Context, name: str, other: str) -> bool:
+    """Whether option `name` was given more weakly than option `other`."""
+    return strength(context, name) < strength(context, other)
+
+
+def strength(context: click.Context, name: str) -> int:
+    """How strongly the option was given: flag, environment, configuration file, not at all (0)."""
+    source = context.get_parameter_source(name)
+    return 0 if source is None else _STRENGTH.get(source, 0)

@@ -1,44 +1,16 @@
-"""What `--help` shows: whole sentences at any width, commands by their use, and the options that people use.
+"""What `--help` shows: commands by their use, in whole sentences, and the options that people use.
 
 `--help-all` of a command with many options shows the others too.
 """
 
-import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import click
 
-from orchestrator.cli.sentences import folded
-
-_NARROW = 60
-"""Columns of a terminal below which two columns of help have no room."""
 _ALL = "help-all"
 _WHOLE = 1000
 """Characters; no first sentence is longer."""
-
-
-class Help(click.HelpFormatter):
-    """As wide as the terminal, however narrow. In a narrow one the words about an option stand below it."""
-
-    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
-        if width is None and (columns := shutil.get_terminal_size().columns) < _NARROW:
-            width = columns
-        super().__init__(indent_increment, width, max_width)
-
-    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        """Words break as in other sentences, so that a command in them can be copied."""
-        rows = list(rows)
-        widest = min(max(len(name) for name, _ in rows), col_max) if self.width >= _NARROW - 2 else col_spacing
-        indent, margin = " " * self.current_indent, " " * (self.current_indent + widest + col_spacing)
-        for name, words in rows:
-            start = f"{indent}{name.rstrip()}"
-            between = " " * (len(margin) - len(start)) if len(name) <= widest else f"\n{margin}"
-            text = folded(words, self.width - len(margin)).replace("\n", f"\n{margin}")
-            self.write(f"{start}{between}{text}".rstrip() + "\n")
-
-
-click.Context.formatter_class = Help
 
 
 class Group(click.Group):

@@ -5,7 +5,6 @@ import functools
 import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -14,8 +13,7 @@ import msgspec
 from click.core import ParameterSource
 
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.api.validation import InvalidValue
-from orchestrator.cli.precedence import filled_in
+from orchestrator.cli.configuration import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import demo_model
@@ -166,8 +164,7 @@ def pipeline_options(command: Command) -> Command:
     @functools.wraps(command)
     def with_settings(*arguments: Any, **options: Any) -> Any:
         given = {name: options.pop(name) for name in PipelineSettings.__struct_fields__ if name in options}
-        with named_as_typed(given):
-            settings = PipelineSettings().changed(**given_only(given))
+        settings = PipelineSettings().changed(**given_only(given))
         return command(*arguments, settings=settings, **options)
 
     made: Command = with_settings
@@ -305,19 +302,15 @@ class NamedChoice(click.Choice[str]):
         self._where = where
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        near = nearest(str(value), self.choices)
+        near = difflib.get_close_matches(str(value), self.choices, 1, 0.65)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         return f"there is no {str(value)!r}.{meant} {self._where} lists all."
 
 
-def nearest(word: str, names: Sequence[str]) -> list[str]:
-    """The name that is most like `word`, unless none is. Dashes in front are no part of a likeness."""
-    plain = {name.lstrip("-"): name for name in names}
-    return [plain[name] for name in difflib.get_close_matches(word.lstrip("-"), plain, 1, 0.65)]
-
-
 class TokensOrAuto(click.IntRange):
     """A number of tokens or of MiB, or auto."""
+
+    name = "whole number or auto"
 
     def __init__(self, most: int = MAX_CONTEXT) -> None:
         super().__init__(0, most)
@@ -330,20 +323,6 @@ def _parts(annotation: Any) -> tuple[Any, msgspec.Meta]:
     """An annotated type and its metadata."""
     plain, *extras = get_args(annotation) if get_origin(annotation) is typing.Annotated else (annotation,)
     return plain, next((extra for extra in extras if isinstance(extra, msgspec.Meta)), msgspec.Meta())
-
-
-@contextmanager
-def named_as_typed(values: Mapping[str, Any]) -> Iterator[None]:
-    """Errors about these values name options as they are typed, and say what was given."""
-    try:
-        yield
-    except InvalidValue as error:
-        if error.field not in values:
-            raise
-        flag = f"--{error.field.replace('_', '-')}"
-        raise InvalidValue(
-            f"{flag} {str(error).removeprefix(error.field).strip(' .')}, not {values[error.field]}."
-        ) from error
 
 
 def given_only(options: Mapping[str, Any]) -> dict[str, Any]:

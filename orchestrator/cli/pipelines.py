@@ -3,20 +3,86 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Lock
+from typing import Self
 
+import click
 from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
-from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.conversion_bar import ConversionBar
-from orchestrator.cli.notices import Notices
 from orchestrator.cli.sentences import say
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.default_target import default_target
 from orchestrator.machine.target import level_note
 from orchestrator.runtime.notices import Notice
+from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
+from protocol.messages.client import PipelineState
+
+
+class ConversionBar:
+    """`with ConversionBar(quiet) as bar: ...` and `bar(progress)` as often as there is something to report."""
+
+    def __init__(self, quiet: bool) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+        self._bar = Bar(*columns, console=Console(stderr=True, quiet=quiet), transient=True)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task("")
+        self._bar.update(self._task, description=progress.stage, completed=progress.done, total=progress.total)
+
+
+class Notices:
+    """Called with each notice, in another thread.
+
+    A command that prints a text meanwhile shows them at its end: the sentences, and how far the progress came.
+    """
+
+    def __init__(self, *, at_once: bool, quiet: bool = False) -> None:
+        self._at_once = at_once
+        self._quiet = quiet
+        self._lock = Lock()
+        self._held: list[str] = []
+        self._progress = ""
+
+    def __call__(self, notice: Notice) -> None:
+        with self._lock:
+            if self._quiet:
+                return
+            if notice.kind == "progress":
+                before, self._progress = self._progress, _stage(notice.text)
+                if self._at_once and self._progress != before:
+                    click.echo(f"{self._progress} ...", err=True)
+            else:
+                self._progress = ""
+                say(notice.text, err=True) if self._at_once else self._held.append(notice.text)
+
+    def close(self) -> None:
+        """The pipeline has ended."""
+        with self._lock:
+            for text in self._held:
+                say(text, err=True)
+            if self._progress and not self._at_once:
+                say(f"{self._progress}: not finished, so that the next start does it.", err=True)
+            self._held = []
+
+
+def _stage(text: str) -> str:
+    """The progress without its steps, which change all the time."""
+    return text.partition(", ")[0]
 
 
 def opened(
@@ -72,11 +138,11 @@ def target_folder(name: str | None, *, quiet: bool) -> Path:
     return default.folder
 
 
-def tokenizer_folder(client: Client, target: str | None) -> Path:
+def tokenizer_folder(state: PipelineState, target: str | None) -> Path:
     """The folder of tokenizer and chat template: that of `target`, or without one the running pipeline's."""
     if target is not None:
         return resolve(target, "target")
-    folder = Path(client.state().target)
+    folder = Path(state.target)
     if not folder.is_dir():
         raise InputError(
             f"That pipeline's target ({folder}) is not on this machine: add --target MODEL for its tokenizer."

@@ -1,10 +1,8 @@
 """Results as text for the user: the summary of a generation, findings, tables that are never cut."""
 
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -12,18 +10,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.result import Result, conclusion, counts, figures, rounds, speed
+from orchestrator.api.result import BRIEF, Result, figures, speed
 from orchestrator.cli.sentences import say
 from orchestrator.lab.findings import Findings
 from orchestrator.machine.check import Check
 
 READING = "Reading the prompt ..."
-_GAP = 2
-"""Blanks between columns."""
-_SHORT = 14
-"""Characters; a longer word may be broken, behind one of /_- in it."""
-_SPACED = re.compile(r"\S+\s*|\s+")
-_PIECES = re.compile(r"[^\s/_-]*[/_-]+\s*|[^\s/_-]+\s*|\s+")
+_WIDEST = 1 << 20
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
@@ -36,12 +29,9 @@ def reading(tokens: int, total: int) -> str:
 
 def summary(result: Result, sampled: bool, every: bool = False, loading: float | None = None) -> Panel:
     """What came of a generation; with `every`, all figures about it. `loading`: seconds before it, of the models."""
-    statistics, reason = result.statistics, result.finish_reason
+    statistics = result.statistics
     rows = [("seed", str(result.seed))] if sampled else []
-    if every:
-        rows += figures(statistics, reason)
-    else:
-        rows += [("tokens", counts(statistics, reason)), ("rounds", rounds(statistics)), *conclusion(statistics)]
+    rows += [row for row in figures(statistics) if every or row[0] in BRIEF]
     if loading is not None:
         first = statistics.time_to_first_token
         rows.append(
@@ -52,7 +42,7 @@ def summary(result: Result, sampled: bool, every: bool = False, loading: float |
         words = Text(value)
         words.highlight_words(["Invalid"], "red")
         grid.add_row(Text(name, style="dim"), words)
-    return Panel(grid, title=speed(result.statistics), title_align="left", expand=False)
+    return Panel(grid, title=speed(statistics), title_align="left", expand=False)
 
 
 def cut_off(result: Result, most: int | None, if_full: str) -> str:
@@ -95,76 +85,10 @@ def show(findings: Findings, as_json: bool, plot: Path | None = None) -> None:
 
 
 def print_whole(table: Table) -> None:
-    """Print a table of which nothing is cut: a line a row; where that is too wide, rows of several lines, in which no
-    short word is broken; or where that is too wide too, a line a field.
-
-    Without a terminal the table is as wide as it needs to be, so that piped output is complete.
-    """
+    """Print a table of which nothing is cut: a terminal breaks what is too wide for it, and without one the table is as
+    wide as it needs to be, so that piped output is complete."""
+    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
+    for column in table.columns:
+        column.overflow = "fold"
     console = Console()
-    titles = [_text(column.header) for column in table.columns]
-    rows = list(zip(*(map(_text, column.cells) for column in table.columns), strict=True))
-    columns = list(zip(titles, *rows, strict=True))
-    whole = [max(len(line) for cell in cells for line in cell.plain.split("\n")) for cells in columns]
-    room = console.width - _GAP * (len(columns) - 1) if console.is_terminal else sum(whole)
-    widths = _widths([max(map(_least, cells)) for cells in columns], whole, room)
-    if widths is None:
-        _print_fields(console, titles, rows)
-        return
-    shown = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=any(titles))
-    for title, width in zip(titles, widths, strict=True):
-        shown.add_column(wrapped(title, width), width=width)
-    for row in rows:
-        shown.add_row(*(wrapped(cell, width) for cell, width in zip(row, widths, strict=True)))
-    Console(width=max(room + _GAP * (len(columns) - 1), console.width)).print(shown)
-
-
-def _text(cell: Any) -> Text:
-    return cell if isinstance(cell, Text) else Text.from_markup(cell)
-
-
-def _widths(least: Sequence[int], whole: Sequence[int], room: int) -> list[int] | None:
-    """A width for each column: what is left beside the least goes to all in proportion to what they lack."""
-    spare, lacking = room - sum(least), sum(whole) - sum(least)
-    if spare < 0:
-        return None
-    share = min(1.0, spare / lacking) if lacking else 1.0
-    return [low + int((high - low) * share) for low, high in zip(least, whole, strict=True)]
-
-
-def _least(text: Text) -> int:
-    """Characters below which a short word would be broken, or a long one between two letters."""
-    longest = max(map(len, text.plain.split()), default=0)
-    pieces = max((len(piece.rstrip()) for piece in _PIECES.findall(text.plain)), default=0)
-    return min(longest, max(pieces, _SHORT))
-
-
-def wrapped(text: Text, width: int) -> Text:
-    """`text` in lines of at most `width` characters, where its pieces allow it."""
-    lines: list[Text] = []
-    for line in text.split("\n"):
-        breaks, begun, end = [], 0, 0
-        for piece in (word for words in _SPACED.findall(line.plain) for word in _parts(words, width)):
-            if end > begun and end + len(piece.rstrip()) - begun > width:
-                breaks.append(end)
-                begun = end
-            end += len(piece)
-        lines += line.divide(breaks)
-    for line in lines:
-        line.rstrip()
-    return Text("\n").join(lines)
-
-
-def _parts(word: str, width: int) -> list[str]:
-    """A word that has its place in a line is whole."""
-    return [word] if len(word.rstrip()) <= max(width, _SHORT) else _PIECES.findall(word)
-
-
-def _print_fields(console: Console, titles: Sequence[Text], rows: Sequence[Sequence[Text]]) -> None:
-    """Each row as lines of a title and a value, an empty line between rows. A terminal breaks long words itself."""
-    for place, row in enumerate(rows):
-        if place:
-            console.print()
-        for title, cell in zip(titles, row, strict=True):
-            if cell:
-                line = Text.assemble(title, ": ", cell) if title else cell
-                console.print(wrapped(line, console.width), soft_wrap=True, highlight=False)
+    (console if console.is_terminal else Console(width=_WIDEST)).print(table)

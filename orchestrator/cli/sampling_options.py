@@ -9,8 +9,8 @@ from click.core import ParameterSource
 
 from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, SamplingParams, number_fields
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.pipeline_options import given_only, named_as_typed, number_range, option
-from orchestrator.cli.precedence import filled_in
+from orchestrator.cli.configuration import filled_in
+from orchestrator.cli.pipeline_options import given_only, number_range, option
 from orchestrator.runtime.request_state import require_compatible
 from protocol.bounded_files import bounded
 from protocol.contracts.engines import NO_DRAFT
@@ -60,10 +60,19 @@ _OPTIONS = [
         for field in _FIELDS
     ),
     click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Only JSON that fits this schema."),
-    _of_request("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
+    _of_request(
+        "--seed",
+        type=click.IntRange(0),
+        help="Equal seeds give equal text. Default: a fresh one, shown in the summary.",
+    ),
     _of_request("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
-    click.option("--max-tokens", type=int, show_default="what is left of the context", help="Of an answer, at most."),
+    click.option(
+        "--max-tokens",
+        type=click.IntRange(1),
+        show_default="what is left of the context",
+        help="Of an answer, at most.",
+    ),
 ]
 _NAMES = (
     *(field.name for field in _FIELDS),
@@ -91,9 +100,8 @@ def sampling(options: dict[str, Any]) -> SamplingParams:
     """Takes its own options out of `options`. Raises InputError for a value out of range."""
     schema = options.pop("json_schema")
     values = {name: options.pop(name) for name in _NAMES}
-    with named_as_typed(values):
-        params = SamplingParams(**values, json_schema=None if schema is None else _schema(schema))
-        params.submit("", "check")
+    params = SamplingParams(**values, json_schema=None if schema is None else _schema(schema))
+    params.submit("", "check")
     return params
 
 

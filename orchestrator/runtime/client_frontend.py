@@ -49,16 +49,13 @@ class ClientFrontend:
         # Telemetry holds the text of all requests: only the owner of the session's folder can reach this address.
         self._private = setup.address == Session(Path(setup.session)).client_address
         self._hub = Hub(context, setup.address, FromClientOrSubscriber, on_reject=self._reject_frame)
+        self.socket = self._hub.socket
         self._requests: dict[SequenceId, RequestState] = {}
         self._sequences = itertools.count(1)
         self.heard = time.monotonic()
         """When the last message came, or the last request ended."""
         self._inquirers: dict[bytes, Stamp] = {}
         """Clients that get the state again when the pipeline becomes ready or fails."""
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        return self._hub.socket
 
     @property
     def idle(self) -> bool:

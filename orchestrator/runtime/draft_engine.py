@@ -115,7 +115,7 @@ class ChosenDraftEngine(DraftEngine):
         process = self._preparing
         if process is None or process.fileno() not in ready:
             return
-        reports, ended = process.read()
+        reports, ended = process.news()
         for report in reports:
             match report:
                 case Preparing(text):
@@ -154,7 +154,7 @@ class ChosenDraftEngine(DraftEngine):
                 case StartDraft(engine):
                     self._local.start_worker(self._seats[engine])
                 case EndDraft(engine):
-                    self._local.retire(self._seats[engine])
+                    self._local.supervisor.retire(self._seats[engine])
                 case RecordTrial(choice, reason, rates):
                     # Without a record the next start tries both engines again.
                     with suppress(OSError):
@@ -182,7 +182,7 @@ class ChosenDraftEngine(DraftEngine):
         return next((engine for engine, place in self._seats.items() if place == seat), None)
 
 
-class PreparingProcess:
+class PreparingProcess(ChildProcess):
     """The process that prepares the draft for the Neural Engine, as the orchestrator holds it.
 
     Runs from its construction on. Both processes read end of file from a socket pair when the other one ends."""
@@ -194,27 +194,19 @@ class PreparingProcess:
         order = PreparationOrder(auto=auto, needed=needed, life=theirs.fileno())
         command = [*module_command("orchestrator.machine.drafts.preparation"), msgspec.json.encode(order).decode()]
         with theirs:
-            self._process = ChildProcess(command, inherited=[theirs.fileno()], words=log.open("w+b"))
+            super().__init__(command, inherited=[theirs.fileno()], words=log.open("w+b"))
 
-    def fileno(self) -> int:
-        """Readable when `read` has something to read."""
-        return self._process.fileno()
-
-    def read(self) -> tuple[list[PreparationReport], bool]:
+    def news(self) -> tuple[list[PreparationReport], bool]:
         """The next reports, and whether they were the last ones."""
-        found = self._process.read(PreparationReport)
+        found = self.read(PreparationReport)
         reports = found or []
         self._concluded = self._concluded or any(not isinstance(report, Preparing) for report in reports)
         if found is None and not self._concluded:
-            words = self._process.last_words
+            words = self.last_words
             reports.append(Declined(f"its preparation ended unexpectedly; its last words: {words}"))
         return reports, found is None
 
-    def terminate(self) -> None:
-        """Ask the process to end. `close` follows."""
-        self._process.terminate()
-
     def close(self) -> None:
         """End the process and all that it has started."""
-        with self._life, self._process as process:
-            process.end(_GRACE)
+        with self._life, self:
+            self.end(_GRACE)

@@ -36,7 +36,7 @@ class Guard:
     def __init__(self, context: zmq.Context[Any], folder: Path) -> None:
         if not zmq.has("curve"):
             raise PipelineError("This pyzmq was built without CURVE: install pyzmq's own wheel (`pip install pyzmq`).")
-        self._pins = Pins(folder)
+        self.pins = Pins(folder)
         self._invitations: dict[bytes, float] = {}
         """Expiry time of each one-time public key."""
         self._admitted: frozenset[bytes] = frozenset()
@@ -47,15 +47,6 @@ class Guard:
         self.socket: zmq.Socket[Any] = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ENDPOINT)
-
-    @property
-    def pinned(self) -> dict[str, bytes]:
-        """Public keys by name."""
-        return self._pins.by_name
-
-    def name_of(self, identity: bytes) -> str | None:
-        """The name of a pinned key; None for a one-time key."""
-        return self._pins.name_of(identity)
 
     def admits(self, identity: bytes) -> bool:
         """Whether messages of this key are accepted; to be called for each message."""
@@ -81,14 +72,8 @@ class Guard:
             raise InputError("This join line was used or is older than ten minutes: ask for a new one.")
         if public in self._invitations:
             raise InputError("A machine must join with its own key, not with the key of a join line.")
-        pinned = self._pins.add(name, public)
+        pinned = self.pins.add(name, public)
         del self._invitations[identity]
-        self._update_admitted()
-        return pinned
-
-    def pin(self, name: str, public: bytes) -> str:
-        """Admit a key permanently; returns the name that it got."""
-        pinned = self._pins.add(name, public)
         self._update_admitted()
         return pinned
 
@@ -97,7 +82,7 @@ class Guard:
 
         Raises InputError for an unknown name.
         """
-        public = self._pins.remove(name)
+        public = self.pins.remove(name)
         self._update_admitted()
         return public
 
@@ -107,7 +92,7 @@ class Guard:
             return
         self._expire(now)
         with suppress(InputError):  # a file that became unreadable changes no pins
-            self._pins.refresh()
+            self.pins.refresh()
         self._update_admitted()
         while self.socket.poll(0):
             self.socket.send_multipart(self._answer(self.socket.recv_multipart()))
@@ -135,7 +120,7 @@ class Guard:
             self._update_admitted()
 
     def _update_admitted(self) -> None:
-        self._admitted = frozenset(self._pins.by_name.values()) | frozenset(self._invitations)
+        self._admitted = frozenset(self.pins.by_name.values()) | frozenset(self._invitations)
 
 
 _FILE = "pins.json"

@@ -28,8 +28,8 @@ _MILLISECOND = 1e-3
 _SLEEP_SECONDS = 1e-4
 
 T = TypeVar("T")
-Out = TypeVar("Out")
-Back = TypeVar("Back")
+_OUT, _BACK = 0, 1
+"""Directions of a link."""
 
 
 class EmulatedLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,47 +87,6 @@ class EmulatedWire(Generic[T]):
         return _Packet(item, due, lost)
 
 
-class EmulatedLinks(Generic[Out, Back]):
-    """Both directions of the link to each worker; workers are identified by incarnation."""
-
-    def __init__(self, link: EmulatedLink) -> None:
-        self._link = link
-        self._out: dict[int, EmulatedWire[Out]] = {}
-        self._back: dict[int, EmulatedWire[Back]] = {}
-
-    def send(self, incarnation: int, item: Out, now: float) -> None:
-        """An item leaves for a worker."""
-        self._wire(self._out, incarnation, 0).send(item, now)
-
-    def receive(self, incarnation: int, item: Back, now: float) -> None:
-        """An item leaves a worker."""
-        self._wire(self._back, incarnation, 1).send(item, now)
-
-    def due(self) -> float | None:
-        """When the next item arrives, at either end; None if none is on its way."""
-        dues = (wire.due() for wires in (self._out, self._back) for wire in wires.values())
-        return min((due for due in dues if due is not None), default=None)
-
-    def due_at_workers(self, now: float) -> list[Out]:
-        """Items that have arrived at workers by now."""
-        return [item for wire in self._out.values() for item in wire.arrived(now)]
-
-    def due_here(self, now: float) -> list[Back]:
-        """Items from workers that have arrived by now."""
-        return [item for wire in self._back.values() for item in wire.arrived(now)]
-
-    def cut(self, incarnation: int) -> None:
-        """Drop a worker's items that are on their way."""
-        self._out.pop(incarnation, None)
-        self._back.pop(incarnation, None)
-
-    def _wire(self, wires: dict[int, EmulatedWire[T]], incarnation: int, direction: int) -> EmulatedWire[T]:
-        if incarnation not in wires:
-            source = random.Random(f"{self._link.seed} {incarnation} {direction}")  # noqa: S311 - nothing secret
-            wires[incarnation] = EmulatedWire(self._link, source.random)
-        return wires[incarnation]
-
-
 class DelayedHub(Hub):
     """Delays messages to and from the peers behind the link."""
 
@@ -142,32 +101,38 @@ class DelayedHub(Hub):
         """`is_remote`: whether this life of a worker is behind the link."""
         super().__init__(context, address, expected)
         self._is_remote = is_remote
-        self._links = EmulatedLinks[tuple[bytes, Message, Stamp], Arrival](link)
+        self._link = link
+        self._wires: dict[tuple[int, int], EmulatedWire[Any]] = {}
+        """By incarnation of the worker and direction."""
 
     def send(self, peer: bytes, message: Message, stamp: Stamp) -> bool:
         """As `Hub.send`. A delayed message is lost if its peer leaves meanwhile."""
         if not self._is_remote(stamp):
             return super().send(peer, message, stamp)
-        self._links.send(stamp.incarnation, (peer, message, stamp), time.monotonic())
+        self._wire(stamp.incarnation, _OUT).send((peer, message, stamp), time.monotonic())
         return True
 
     def receive(self) -> Iterator[Arrival]:
         """As `Hub.receive`. Also delivers delayed messages that are due, so call it as often as `timeout` says."""
         for arrival in super().receive():
             if self._is_remote(arrival.stamp):
-                self._links.receive(arrival.stamp.incarnation, arrival, time.monotonic())
+                self._wire(arrival.stamp.incarnation, _BACK).send(arrival, time.monotonic())
             else:
                 yield arrival
         now = time.monotonic()
-        for peer, message, stamp in self._links.due_at_workers(now):
-            super().send(peer, message, stamp)
-        yield from self._links.due_here(now)
+        for (_, direction), wire in list(self._wires.items()):
+            for item in wire.arrived(now):
+                if direction == _BACK:
+                    yield item
+                else:
+                    super().send(*item)
 
     def timeout(self, wait: float) -> float:
         """Seconds to poll before the next `receive`, at most `wait`, less the millisecond by which a poll rounds up.
 
         Sleeps briefly itself in the last millisecond before a message is due, which a poll would miss."""
-        due = self._links.due()
+        dues = (wire.due() for wire in self._wires.values())
+        due = min((due for due in dues if due is not None), default=None)
         left = wait if due is None else due - time.monotonic()
         if left >= wait:
             return wait
@@ -177,4 +142,12 @@ class DelayedHub(Hub):
 
     def cut(self, incarnation: int) -> None:
         """Drop the delayed messages of an ended life."""
-        self._links.cut(incarnation)
+        for direction in (_OUT, _BACK):
+            self._wires.pop((incarnation, direction), None)
+
+    def _wire(self, incarnation: int, direction: int) -> EmulatedWire[Any]:
+        wire = self._wires.get((incarnation, direction))
+        if wire is None:
+            source = random.Random(f"{self._link.seed} {incarnation} {direction}")  # noqa: S311 - nothing secret
+            wire = self._wires[incarnation, direction] = EmulatedWire(self._link, source.random)
+        return wire

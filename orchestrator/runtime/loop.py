@@ -88,10 +88,8 @@ class Orchestrator:
         self._notices = NoticeSender(setup.life)
         self._cache_warnings = 0
         """How often the target turned its disk cache off, and a worker did not keep all KV of an ended request."""
-        self._cut: set[Role] = set()
-        """Workers of which the user was told that they don't."""
-        self._unfit = False
-        """Whether the user was told that the draft is probably another target's."""
+        self._warned: set[str] = set()
+        """What the user was told of and is not told of again."""
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """The incarnation that a message to a role goes to."""
@@ -148,7 +146,7 @@ class Orchestrator:
         due = [self._machine.deadline(), self._workers.deadline(), self._subscribers.deadline(), self._next_ping]
         due.append(self._draft_engine.deadline())
         due.append(None if self._kept is None else time.monotonic() + _OFFER_SECONDS)
-        wait = self._workers.timeout(min(at for at in due if at is not None) - time.monotonic())
+        wait = self._workers.local.timeout(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a poll never ends just before the deadline.
         return max(0, int(wait * 1000) + 1)
 
@@ -233,25 +231,18 @@ class Orchestrator:
                 self._became_ready()
             case Arrived(message=CacheOff(reason)):
                 self._cache_warnings += 1
-                log.warning("the disk cache is off, and requests go on without it: %s", reason)
-                text = f"The disk cache is off until the next start: {reason.rstrip('.')}. Requests go on without it."
-                self._notices.send(Notice(text, "warning"))
+                self._warn(
+                    f"The disk cache is off until the next start: {reason.rstrip('.')}. Requests go on without it."
+                )
             case Arrived(role, message=KvCut() as cut):
                 self._cache_warnings += 1
-                if role not in self._cut:
-                    self._cut.add(role)
-                    log.warning("KV of the %s was cut: %s", role, cut)
-                    self._notices.send(Notice(_cut_text(role, cut), "warning"))
+                self._warn(_cut_text(role, cut), once=f"KV of the {role}")
             case Arrived(role="draft", message=Unfit(guesses, right)):
-                if not self._unfit:
-                    self._unfit = True
-                    log.warning("the draft hardly fits the target: %d of %d guesses are right", right, guesses)
-                    self._notices.send(Notice(_unfit_text(guesses, right), "warning"))
+                self._warn(_unfit_text(guesses, right), once="fit")
             case Arrived(role="target", message=Lowered(level, reason)) if lowers(level, self._hellos["target"].level):
                 self._hellos["target"] = replace(self._hellos["target"], level=level)
-                log.warning("a forward failed, so the target verifies less (level %s): %s", level, reason)
-                text = f"A forward of the target failed ({reason.rstrip('.')}), so it verifies less from now on (level "
-                self._notices.send(Notice(f"{text}{level}). Requests go on.", "warning"))
+                what = f"A forward of the target failed ({reason.rstrip('.')})"
+                self._warn(f"{what}, so it verifies less from now on (level {level}). Requests go on.")
                 self._step(event)
             case WorkerNews(text):
                 self._notices.send(Notice(text, "warning"))
@@ -267,6 +258,13 @@ class Orchestrator:
                 self._step(event)
             case _:
                 self._step(event)
+
+    def _warn(self, text: str, once: str = "") -> None:
+        """Tell the log and the user. `once`: what it is about, if it is told only once."""
+        if once not in self._warned:
+            self._warned.update(filter(None, [once]))
+            log.warning("%s", text)
+            self._notices.send(Notice(text, "warning"))
 
     def _send(self, role: Role, message: ToWorker, incarnation: int | None) -> None:
         receiver = self._serving.get(role) if incarnation is None else incarnation
@@ -298,7 +296,7 @@ class Orchestrator:
         state = self._state()
         if not self._was_ready and state.ready:
             self._was_ready = True
-            self._workers.settled()
+            self._workers.local.settled = True
             self._clients.notify_inquirers()
             self._draft_engine.pipeline_ready(state.level)
 

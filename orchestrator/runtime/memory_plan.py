@@ -87,7 +87,9 @@ def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[Orchestra
     # Of what is planned, the least has to fit.
     options = msgspec.structs.replace(options, **dict.fromkeys(planned, _LEAST_CACHE))
     settings = memory_settings(options, needs)
-    available = _available(needs.budget(settings), memory, asked=options.context == "auto")
+    # Where all fits into what every machine has for it, macOS need not be asked what it recommends.
+    small = options.context != "auto" and needs.budget(settings).total_bytes <= _CERTAIN_SHARE * memory
+    available = usable(memory) if small else usable(memory, gpu_working_set())
     within = available if room is None else min(available, room)
     least = needs.budget(memory_settings(_with_caches(options, 0.0), needs)).cache_bytes
     notes: list[str] = []
@@ -163,13 +165,6 @@ def _with_caches(options: Options, share: float) -> Options:
     least = {name: min(size, _LEAST_CACHE) for name, size in asked.items()}
     lowered = {name: least[name] + int((size - least[name]) * share) for name, size in asked.items()}
     return msgspec.structs.replace(options, **lowered)
-
-
-def _available(budget: Budget, memory: int, asked: bool) -> int:
-    """Bytes that the pipeline may use. `asked`: the rest depends on the exact number."""
-    if not asked and budget.total_bytes <= _CERTAIN_SHARE * memory:
-        return usable(memory)
-    return usable(memory, gpu_working_set())
 
 
 def memory_of(setup: OrchestratorSetup) -> PipelineMemory:

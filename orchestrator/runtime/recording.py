@@ -4,17 +4,16 @@ Decides nothing.
 """
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from protocol.errors import InputError
-from protocol.messages.base import Message, NodeId, Role, SequenceId
+from protocol.messages.base import Message, Role, SequenceId
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
 from protocol.security.private_files import open_private
 from protocol.worker.spans import ClockProbes, SpanKind, SpanRing
@@ -87,30 +86,6 @@ class Traced(msgspec.Struct, frozen=True):
     """Largest error of `ahead` in nanoseconds; None if the worker answered no probe."""
 
 
-class _Growth(NamedTuple):
-    """A Grow in packed form: as objects, its thousands of numbers would evict everything else from the caches."""
-
-    at: int
-    incarnation: int
-    serial: int
-    sequence: SequenceId
-    round: int
-    evaluated: int
-    parents: "array[int]"
-    tokens: "array[int]"
-
-    @classmethod
-    def of(cls, grow: Grow, at: int, incarnation: int, serial: int) -> "_Growth":
-        parents, tokens = array("q", grow.parents), array("i", grow.tokens)
-        return cls(at, incarnation, serial, grow.sequence, grow.round, grow.evaluated, parents, tokens)
-
-    def seen(self) -> Seen:
-        """The message without the draft's probabilities, which no figure needs."""
-        parents, tokens = tuple(map(NodeId, self.parents)), tuple(self.tokens)
-        grow = Grow(self.sequence, self.round, parents, tokens, (0.0,) * len(tokens), self.evaluated, 0.0)
-        return Seen(self.at, "draft", self.incarnation, self.serial, grow)
-
-
 class Record(msgspec.Struct, frozen=True):
     """The content of the file beside the spans."""
 
@@ -135,7 +110,8 @@ class Recording:
         self._folder = folder
         self._ring = SpanRing()
         self._since = self._ring.now()
-        self._seen: deque[Seen | _Growth] = deque(maxlen=_MAX_MESSAGES)
+        self._seen: deque[bytes] = deque(maxlen=_MAX_MESSAGES)
+        """Each a `Seen`, packed: as objects, thousands of numbers would evict everything else from the caches."""
         self._count = 0
         self._grows: dict[int, int] = {}
         self._hellos: dict[int, Hello] = {}
@@ -157,8 +133,7 @@ class Recording:
                 self._keep(now, role, incarnation, message)
             case Grow():
                 self._grows[incarnation] = self._grows.get(incarnation, 0) + 1
-                self._count += 1
-                self._seen.append(_Growth.of(message, now, incarnation, self._grows[incarnation]))
+                self._keep(now, role, incarnation, message, self._grows[incarnation])
             case Hello():
                 self._hellos[incarnation] = message
                 self._probes[incarnation] = ClockProbes()
@@ -201,15 +176,15 @@ class Recording:
         workers = tuple(self._worker(incarnation, hello) for incarnation, hello in self._hellos.items())
         record = Record(
             workers,
-            tuple(each.seen() if isinstance(each, _Growth) else each for each in self._seen),
+            tuple(msgspec.msgpack.decode(each, type=Seen) for each in self._seen),
             self._count - len(self._seen),
         )
         with open_private(self._folder / _FILE) as file:
             file.write(msgspec.json.encode(record))
 
-    def _keep(self, at: int, role: Role, incarnation: int, message: ProfiledMessage) -> None:
+    def _keep(self, at: int, role: Role, incarnation: int, message: ProfiledMessage, serial: int = 0) -> None:
         self._count += 1
-        self._seen.append(Seen(at, role, incarnation, 0, message))
+        self._seen.append(msgspec.msgpack.encode(Seen(at, role, incarnation, serial, message)))
 
     def _worker(self, incarnation: int, hello: Hello) -> Traced:
         best = self._probes[incarnation].best

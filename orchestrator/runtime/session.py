@@ -131,12 +131,12 @@ def kept_sessions() -> list[Session]:
     return [session for session in sessions if session.offered and (session.folder / _HEIR).exists()]
 
 
-def end_kept(wait: float = _KEPT_SECONDS) -> list[Session]:
+def end_kept() -> list[Session]:
     """Ask them to end, and wait until those have that no request occupies: a new pipeline needs their memory."""
     kept = kept_sessions()
     for session in kept:
         (session.folder / _OFFER).unlink(missing_ok=True)
-    last = time.monotonic() + wait
+    last = time.monotonic() + _KEPT_SECONDS
     while any(session.folder.exists() for session in kept) and time.monotonic() < last:
         time.sleep(_POLL_SECONDS)
     return kept

@@ -5,12 +5,13 @@ Knows the tokenizer's files, and no model.
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from threading import BoundedSemaphore
-from typing import Any, NamedTuple
+from typing import Any
 
-from orchestrator.text.template_sources import END, Question, ask, special_tokens, template_sources
+from orchestrator.text.template_sources import END, Answer, Question, ask, special_tokens, template_sources
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
@@ -23,16 +24,6 @@ _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
 _INSTRUCTIONS = ("system", "developer")
 _AT_ONCE = 2
 """Renderings of one template, so that a slow one delays neither the next nor other models."""
-
-
-class Rendering(NamedTuple):
-    """A conversation as the model reads it."""
-
-    text: str
-    left_out: tuple[str, ...] = ()
-    """Roles of the messages whose content the model does not read, one for each message."""
-    mended: tuple[str, ...] = ()
-    """What was changed for the template, as sentences."""
 
 
 class ChatTemplate:
@@ -106,7 +97,7 @@ class ChatTemplate:
         answering: bool = True,
         continued: bool = False,
         **variables: Any,
-    ) -> Rendering:
+    ) -> Answer:
         """The conversation as the model reads it, up to where its answer begins (`answering`), or up to the end of the
         last message, which the answer goes on with (`continued`). What the template refuses, and instructions that it
         would drop, are mended.
@@ -121,13 +112,12 @@ class ChatTemplate:
             if tools:
                 raise InputError("This model has no chat template, so it knows no tools: leave them out.")
             begun = f" {flat[-1]['content']}" if continued else ""
-            return Rendering(plain(flat[:-1] if continued else flat, answering or continued) + begun)
+            return Answer(plain(flat[:-1] if continued else flat, answering or continued) + begun)
         if isinstance(names, InputError):
             raise InputError(str(names))
         known = {**self._special, "documents": None, **variables}
         with self._turns:
-            found = ask(Question(source, flat, tools, answering, continued, known))
-        return Rendering(found.text, found.left_out, found.mended)
+            return ask(Question(source, flat, tools, answering, continued, known))
 
     def beginning(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
@@ -169,6 +159,29 @@ def _variables(source: str) -> frozenset[str] | InputError:
 def has_template(folder: Path) -> bool:
     """Whether the model in `folder` brings a template. Does not load its tokenizer."""
     return bool(template_sources(folder, ModelFolder(folder).settings("tokenizer_config.json")))
+
+
+@lru_cache(maxsize=4)
+def own_template(folder: str) -> ChatTemplate | None:
+    """The chat template of the model in `folder`; None if it has none, or is not on this machine."""
+    if not Path(folder).is_dir():
+        return None
+    template = ChatTemplate(Path(folder))
+    return template if template.own else None
+
+
+def chat_prompt(folder: str, messages: str | Sequence[ChatMessage]) -> list[int]:
+    """Token ids of a conversation; a text is its only message.
+
+    Raises InputError if the model has no chat template, or refuses the messages.
+    """
+    template = own_template(folder)
+    if template is None:
+        raise InputError(f"The target {folder} has no chat template on this machine: pass the text as it is.")
+    conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    if not all(isinstance(message, Mapping) for message in conversation):
+        raise InputError("A conversation is a list of messages, each with a role and content: give one conversation.")
+    return template.tokens(conversation)
 
 
 def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:

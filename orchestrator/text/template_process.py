@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.text.mending import Conversation, Refusal, mended
-from orchestrator.text.template_sources import BOUNDS, END, Answer, Question
+from orchestrator.text.template_sources import BOUNDS, END, REMEDY, Answer, Question
 from protocol.bounded_process import answer_questions
 
 _MOST_GROWTH = 16
@@ -38,13 +38,14 @@ def answer(line: bytes) -> Answer:
             parsed = _environment().parse(question.source)
             return Answer(variables=frozenset(find_undeclared_variables(parsed)))
     except (TemplateError, SyntaxError, ValueError, ArithmeticError, RecursionError) as error:
-        return Answer(broken=_words_of(error))
+        return Answer(wrong=f"is broken ({_words_of(error)}): download the model again.")
     try:
         found = _rendered(template, question, question.messages)
     except Refusal as error:
-        return Answer(refusal=str(error))
-    endless = len(found.text) > max(_LEAST_BOUND, _MOST_GROWTH * len(line))
-    return Answer(endless=True) if endless else found
+        return Answer(wrong=f"refuses these messages: {error}")
+    if len(found.text) > max(_LEAST_BOUND, _MOST_GROWTH * len(line)):
+        return Answer(wrong=f"makes a far longer text than the messages: {REMEDY}.")
+    return found
 
 
 def _rendered(template: Template, question: Question, messages: Sequence[Mapping[str, Any]]) -> Answer:

@@ -20,7 +20,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cl
 _TURNS = ("user", "assistant", "user")
 END = "\N{OBJECT REPLACEMENT CHARACTER}end-of-messages\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for the content of the last message, to find what the template puts before it."""
-_REMEDY = "choose another model, or write another template to chat_template.jinja in the model's folder"
+REMEDY = "choose another model, or write another template to chat_template.jinja in the model's folder"
 _processes = BoundedProcesses(module_command("orchestrator.text.template_process"), BOUNDS)
 
 
@@ -46,12 +46,8 @@ class Answer(msgspec.Struct):
     """What was changed for the template, as sentences."""
     variables: frozenset[str] = frozenset()
     """Names that the template reads, if it was only compiled."""
-    broken: str = ""
-    """Why it can't be compiled."""
-    refusal: str = ""
-    """Why it refuses the messages."""
-    endless: bool = False
-    """The text is too long."""
+    wrong: str = ""
+    """What is wrong with the template or with the messages, as a sentence whose subject is the template."""
 
 
 def ask(question: Question) -> Answer:
@@ -64,13 +60,9 @@ def ask(question: Question) -> Answer:
     try:
         found = msgspec.json.decode(_processes.ask(asked), type=Answer)
     except BoundExceeded as exceeded:
-        raise InputError(f"The model's chat template {exceeded}: {_REMEDY}.") from exceeded
-    if found.endless:
-        raise InputError(f"The model's chat template makes a far longer text than the messages: {_REMEDY}.")
-    if found.broken:
-        raise InputError(f"The model's chat template is broken ({found.broken}): download the model again.")
-    if found.refusal:
-        raise InputError(f"The model's chat template refuses these messages: {found.refusal}")
+        raise InputError(f"The model's chat template {exceeded}: {REMEDY}.") from exceeded
+    if found.wrong:
+        raise InputError(f"The model's chat template {found.wrong}")
     return found
 
 

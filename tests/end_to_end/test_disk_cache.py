@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.api.ineffective import IneffectiveOption
+from orchestrator.api.validation import IneffectiveOption
 from orchestrator.cli.commands.cache import cache as cache_command
 from orchestrator.cli.commands.cache import cached_models
 from orchestrator.runtime.notices import Notice

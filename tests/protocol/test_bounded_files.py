@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from draft_worker.training.corpus.own_text import read_own_text
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.generate import prompt_text
-from orchestrator.cli.serving.server_key import server_key
+from orchestrator.cli.commands.serve import server_key
 from orchestrator.lab.bench.prompts import read_prompts
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.runtime import recording

@@ -7,13 +7,12 @@ import subprocess
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
 
-from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import (
     draft_engine_option,
@@ -23,7 +22,7 @@ from orchestrator.cli.pipeline_options import (
     speculation_option,
     without_effect,
 )
-from orchestrator.cli.pipelines import print_notes, target_folder
+from orchestrator.cli.pipelines import ConversionBar, print_notes, target_folder
 from orchestrator.core.options import FIXED_PREFIX_CACHE, MemoryMib
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
@@ -110,26 +109,16 @@ def attach(
     launch-pipeline attach prefill mac-studio.local:5571 --target MODEL
     """
     # It imports the workers' loop and with it numpy, which takes a moment.
-    from orchestrator.cli.serving.attachment import Attachment, Lending
+    from orchestrator.cli.attachment import Attachment, Lending, lent_worker
 
     print_notes(without_effect())
     folder = keys_folder()
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
-    model = _draft(draft_engine, draft, target) if role == "draft" else _target(target, role, prefill_engine)
-    lending = Lending(
-        role,
-        engine=model.engine,
-        model=model.folder,
-        server=known,
-        name=_checked(name),
-        folder=folder,
-        source=model.source,
-        target=model.target,
-        kv_bits=kv_bits,
-        prefix_cache=prefix_cache_memory if isinstance(prefix_cache_memory, int) else FIXED_PREFIX_CACHE,
-        line=line,
-    )
+    lent = _draft(draft_engine, draft, target) if role == "draft" else _target(target, role, prefill_engine)
+    cache = prefix_cache_memory if isinstance(prefix_cache_memory, int) else FIXED_PREFIX_CACHE
+    worker = lent_worker(known, folder, **lent, kv_bits=kv_bits, prefix_cache=cache)
+    lending = Lending(role, known, _checked(name), folder, worker, line)
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
         note = partial(console.print, markup=False, highlight=False, soft_wrap=True)
@@ -165,7 +154,7 @@ def target_rank(file: str, rank: int, target: str | None, kv_bits: KvBits) -> No
 def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> KnownServer:
     """The server, whose key is in the join line or was saved before; --discover finds its present address."""
     if discover:
-        from orchestrator.cli.serving.discovery import discover as discovered
+        from orchestrator.cli.remote_workers import discover as discovered
 
         keys = [known.public for known in known_servers(folder)] if line is None else [line.server]
         if not keys:
@@ -181,28 +170,20 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
     return known_server(folder, text) if line is None else KnownServer(Endpoint(line.host, line.port), line.server)
 
 
-class _Model(NamedTuple):
-    """As in `Lending`."""
-
-    engine: str
-    folder: str
-    source: str = ""
-    target: str = ""
-
-
-def _draft(engine: DraftEngineName, draft: str | None, target: str | None) -> _Model:
+def _draft(engine: DraftEngineName, draft: str | None, target: str | None) -> dict[str, str]:
+    """Engine and models, as in `WorkerSetup`."""
     with ConversionBar(False) as bar:
         choice = draft_choice(engine, draft, bar, target)
     print_notes([choice.note])
-    return _Model(choice.engine, str(choice.folder or ""), target=str(choice.target or ""))
+    return {"engine": choice.engine, "model": str(choice.folder or ""), "target": str(choice.target or "")}
 
 
-def _target(name: str | None, role: Role, prefill_engine: str) -> _Model:
+def _target(name: str | None, role: Role, prefill_engine: str) -> dict[str, str]:
     target = str(target_folder(name, quiet=False))
     if role == "prefill" and prefill_engine == "coreml":
         with ConversionBar(False) as bar:
-            return _Model("coreml", str(converted_draft(target, bar)), source=target)
-    return _Model("mlx", target)
+            return {"engine": "coreml", "model": str(converted_draft(target, bar)), "source": target}
+    return {"engine": "mlx", "model": target}
 
 
 def _checked(name: str | None) -> str:

@@ -1,10 +1,11 @@
 """`launch-pipeline chat`: options to a conversation, and message after message until its user ends it."""
 
+import difflib
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ import click
 from msgspec import structs
 
 from orchestrator.api.client import Client, Stream
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
@@ -29,8 +30,117 @@ from protocol.paths import cache_folder
 from protocol.security.private_files import write_private
 from protocol.shown_names import model_name
 
+HELP = """\
+/help             this list
+/clear            forget what was said; the system text stays
+/system TEXT      the system text, before everything else; without TEXT: none
+/save FILE        write the conversation as Markdown
+/temperature X    0 takes the most probable token
+/seed N           equal seeds give equal answers; without N: a fresh one each time
+/quit             end; so does Ctrl-D
+
+Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C stops an answer.
+A message that begins with a slash: write two."""
+_OTHER_NAMES = {"?": "help", "bye": "quit", "exit": "quit", "new": "clear", "q": "quit", "reset": "clear"}
+"""Names that other programs give to commands; `/help` does not list them."""
+
+
+@dataclass
+class ChatConversation:
+    """`save` writes a text to the file that the user names; it raises InputError if it can't."""
+
+    params: SamplingParams
+    save: Callable[[str, str], None]
+    system: str = ""
+    over: bool = False
+    """The user asked to end the chat."""
+    _said: list[dict[str, str]] = field(default_factory=list)
+
+    def messages(self, question: str) -> list[dict[str, str]]:
+        """All messages of the prompt for the answer to `question`."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self._said, {"role": "user", "content": question}]
+
+    def answered(self, question: str, answer: str) -> None:
+        """Add both to the conversation, unless the answer was stopped before its first word."""
+        if answer:
+            self._said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def command(self, line: str) -> str:
+        """Carry out a line for which `is_command` holds; the reply. Raises InputError for a wrong command or value."""
+        name, _, rest = line[1:].strip().partition(" ")
+        commands: dict[str, Callable[[str], str]] = {
+            "help": lambda _: HELP,
+            "clear": self._clear,
+            "system": self._system,
+            "save": self._save,
+            "temperature": self._temperature,
+            "seed": self._seed,
+            "quit": self._quit,
+        }
+        name = _OTHER_NAMES.get(name, name)
+        if name not in commands:
+            begun = [each for each in commands if name and each.startswith(name)]
+            near = begun or difflib.get_close_matches(name, commands, 1)
+            known = f"did you mean /{near[0]}? /help lists all" if near else f"there are /{', /'.join(commands)}"
+            raise InputError(f"There is no /{name}: {known}.")
+        return commands[name](rest.strip())
+
+    def markdown(self) -> str:
+        """The conversation as a document."""
+        parts = [f"*System:* {self.system}"] if self.system else []
+        parts += [f"**{message['role'].capitalize()}:**\n\n{message['content']}" for message in self._said]
+        return "\n\n".join(parts) + "\n"
+
+    def _clear(self, _: str) -> str:
+        self._said.clear()
+        return "Forgotten."
+
+    def _system(self, text: str) -> str:
+        self.system = text
+        return "It holds from the next message on." if text else "There is no system text."
+
+    def _save(self, file: str) -> str:
+        if not file:
+            raise InputError("/save needs the name of a file.")
+        self.save(file, self.markdown())
+        return f"Written to {file}."
+
+    def _temperature(self, text: str) -> str:
+        try:
+            self._change(temperature=float(text))
+        except ValueError as error:
+            raise InputError(f"/temperature needs a number, for instance 0.7, not {text!r}.") from error
+        return f"The temperature is {self.params.temperature:g}."
+
+    def _seed(self, text: str) -> str:
+        try:
+            self._change(seed=int(text) if text else None)
+        except ValueError as error:
+            raise InputError(f"/seed needs a whole number, not {text!r}.") from error
+        return "Each answer has a seed of its own." if self.params.seed is None else f"The seed is {self.params.seed}."
+
+    def _quit(self, _: str) -> str:
+        self.over = True
+        return ""
+
+    def _change(self, **values: float | None) -> None:
+        changed = structs.replace(self.params, **values)
+        changed.submit("", "check")
+        self.params = changed
+
+
+def is_command(line: str) -> bool:
+    return line.startswith("/") and not line.startswith("//")
+
+
+def without_escape(line: str) -> str:
+    """The message in a line for which `is_command` does not hold."""
+    return line[1:] if line.startswith("//") else line
+
+
 if TYPE_CHECKING:
-    from orchestrator.cli.chat.screen import Screen
+    from orchestrator.cli.chat_screen import Screen
 
 _ENDING = "Ctrl-C again, or Ctrl-D, ends the chat."
 Show = Callable[[str, str], None]
@@ -62,7 +172,7 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
     echo "Hi" | launch-pipeline chat --address tcp://127.0.0.1:5570
     """
     # Markdown and the prompt line take a while to import.
-    from orchestrator.cli.chat.screen import screen
+    from orchestrator.cli.chat_screen import screen
 
     notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     params = sampling(options)
@@ -78,9 +188,9 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
         else:
             print_notes([*notes, RUNNING if running is None and shown.lasting else ""])
             client = stack.enter_context(held(lasting))
-        template = ChatTemplate(tokenizer_folder(client, settings.target))
+        state = client.state()
+        template = ChatTemplate(tokenizer_folder(state, settings.target))
         if shown.lasting:
-            state = client.state()
             print_notes([demo_note(state.target)])
             shown.note(f"{model_name(state.target)}. {_welcome(template)}")
         # Ctrl-C is one of the ways to end a chat.

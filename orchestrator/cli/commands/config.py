@@ -1,4 +1,4 @@
-"""`launch-pipeline config`: the values in force without any flag, and their origins."""
+"""`launch-pipeline config`: the values in force without any flag, and their origins; and the completion of a shell."""
 
 import json
 import re
@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import get_completion_class
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.api.sampling import PRESETS
-from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
+from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables, yields
+from orchestrator.cli.model_table import table_settings
 from orchestrator.cli.pipeline_options import pair_models
-from orchestrator.cli.precedence import yields
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.sentences import say
-from orchestrator.cli.serving.model_table import table_settings
 from orchestrator.machine.sampling_defaults import known_sampling
 from protocol.errors import InputError
 from protocol.messages.sampling import ModelSampling
@@ -151,3 +151,17 @@ def _table(rows: list[SettingRow], stated: Mapping[tuple[str, str], str], words:
         cells = map(Text, (row.option, value, row.origin))
         table.add_row(*cells) if words else table.add_row(Text(row.command), *cells)
     return table
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the completion script for SHELL.
+
+    \b
+    eval "$(launch-pipeline completion zsh)"
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(context.find_root().command, {}, "launch-pipeline", "_LAUNCH_PIPELINE_COMPLETE").source())

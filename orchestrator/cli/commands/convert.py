@@ -11,10 +11,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
-from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.pipelines import ConversionBar, print_notes
 from orchestrator.cli.sentences import say
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import conversion

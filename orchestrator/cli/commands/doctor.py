@@ -8,10 +8,9 @@ import click
 from click.core import ParameterSource
 
 from orchestrator.cli import report
-from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import option, without_effect
-from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.pipelines import ConversionBar, print_notes
 from orchestrator.cli.sentences import say
 from protocol.ineffective import Ineffective
 

@@ -1,5 +1,6 @@
 """`launch-pipeline generate`: a prompt to text and figures."""
 
+import functools
 import json
 import os
 import stat
@@ -10,7 +11,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.api.chat_prompts import chat_prompt, own_template
 from orchestrator.api.client import Client
 from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
@@ -21,8 +21,8 @@ from orchestrator.cli.pipeline_options import address_option, facts, option, pip
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.running_pipelines import KEPT_MINUTES, minutes_to_keep, plain, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
-from orchestrator.cli.sentences import Prose, columns_of
 from orchestrator.machine.default_target import demo_note
+from orchestrator.text.chat_template import own_template
 from protocol.bounded_files import bounded
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import SET, Ineffective
@@ -91,23 +91,24 @@ def generate(
     text = prompt_text(prompt, prompt_file)
     notes = without_effect(settings, **options)
     params = sampling(options)
-    if running is not None:
+    silent = quiet or as_json
+    ask = functools.partial(_ask, text=text, params=params, as_json=as_json, silent=silent, stats=stats, raw=raw)
+    if running is None:
+        settings, note = fitting_strategy(settings, params)
+        notes.append(note)
+    lasting = running_pipeline(settings) if running is None else Client(running)
+    if lasting is not None:
         print_notes(notes)
-        _run(Client(running), text, params, as_json, quiet, stats, raw)
-        return
-    settings, note = fitting_strategy(settings, params)
-    if (lasting := running_pipeline(settings)) is not None:
-        print_notes(notes)
-        _run(lasting, text, params, as_json, quiet, stats, raw)
+        ask(lasting)
         return
     if keep and not plain(settings):
         notes.append("--keep has no effect: a later command only finds a pipeline with default options.")
     begun = time.monotonic()
-    with started(settings, [*notes, note], quiet=quiet or as_json) as pipeline:
-        _run(pipeline, text, params, as_json, quiet, stats, raw, loading=time.monotonic() - begun)
-        if minutes := minutes_to_keep(0.0 if keep is None and (quiet or as_json) else keep, pipeline, settings):
+    with started(settings, notes, quiet=silent) as pipeline:
+        ask(pipeline, loading=time.monotonic() - begun)
+        if minutes := minutes_to_keep(0.0 if keep is None and silent else keep, pipeline, settings):
             pipeline.leave(minutes * 60)
-            print_notes(["" if quiet or as_json else _KEPT.format(minutes)])
+            print_notes(["" if silent else _KEPT.format(minutes)])
 
 
 def prompt_text(prompt: str | None, file: Any) -> str:
@@ -136,47 +137,46 @@ def _piped() -> str:
     return bounded(sys.stdin.buffer, _PROMPT_MIB).decode() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
 
 
-def _run(
+def _ask(
     client: Client,
+    *,
     text: str,
     params: SamplingParams,
     as_json: bool,
-    quiet: bool,
+    silent: bool,
     stats: bool,
     raw: bool,
     loading: float | None = None,
 ) -> None:
-    """`loading`: seconds until the pipeline was ready, if this command started it."""
+    """`silent`: nothing but the answer. `loading`: seconds until the pipeline was ready, if this command started it."""
     state = client.state()
     template = own_template(state.target)
-    chat = template is not None and not raw
-    if not quiet and not as_json:
+    chat = None if raw else template
+    if not silent:
         # Once for each time that models are loaded.
-        print_notes([demo_note(state.target), _ANSWERED if chat and loading is not None else ""])
-    # What continues a text may be code.
-    prose = Prose(columns_of(sys.stdout) if chat else None)
+        print_notes([demo_note(state.target), _ANSWERED if chat is not None and loading is not None else ""])
     with (
-        client.stream(chat_prompt(state.target, text) if chat else text, params) as stream,
-        Console(stderr=True, quiet=quiet or as_json).status(report.READING) as status,
+        client.stream(text if chat is None else chat.tokens([{"role": "user", "content": text}]), params) as stream,
+        Console(stderr=True, quiet=silent).status(report.READING) as status,
     ):
         stream.watch_reading(lambda tokens, total: status.update(report.reading(tokens, total)))
         for piece in stream:
             status.stop()
             if not as_json:
-                click.echo(prose.add(piece), nl=False)
+                click.echo(piece, nl=False)
                 sys.stdout.flush()
     result = stream.result
     assert isinstance(result, Result)
     if as_json:
-        click.echo(json.dumps({**result.to_json(), "chat": chat, "level": state.level}))
+        click.echo(json.dumps({**result.to_json(), "chat": chat is not None, "level": state.level}))
     else:
-        click.echo(prose.end())
-    if not quiet and not as_json:
+        click.echo()
+    if not silent:
         temperature = state.sampling.temperature if params.temperature is None else params.temperature
         Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats, loading=loading))
         if not result.text.strip() and result.finish_reason == "stop":
-            print_notes([_NOTHING if chat or template is None else f"{_NOTHING} {_WITHOUT_RAW}"])
+            print_notes([_NOTHING if chat is not None or template is None else f"{_NOTHING} {_WITHOUT_RAW}"])
     limit = report.cut_off(result, params.max_tokens, _FULL.format(state.context))
     if limit and params.json_schema is not None:
         raise PipelineError(f"The JSON is incomplete. {limit}")
-    print_notes([limit if not quiet and not as_json else ""])
+    print_notes(["" if silent else limit])

@@ -17,24 +17,22 @@ import click
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.notices import Notices
+from orchestrator.cli.model_table import ConfiguredModel, configured_models
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
-from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
+from orchestrator.cli.pipelines import ConversionBar, Notices, opened, print_notes, target_folder, tokenizer_folder
+from orchestrator.cli.remote_workers import invited, listening_options, require_listening
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.sentences import say
-from orchestrator.cli.serving.model_table import ConfiguredModel, configured_models
-from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
-from orchestrator.cli.serving.server_key import server_key
 from orchestrator.http.model_table import ModelEntry, ModelName
-from orchestrator.http.settings import EmbeddingSettings, ServerSettings
+from orchestrator.http.settings import EmbeddingSettings, ServerSettings, fresh_key, loopback
 from orchestrator.machine.hardware import usable_bytes
 from orchestrator.machine.memory.budget import GIB
 from orchestrator.machine.servers import announced, http_address
 from orchestrator.runtime.memory_plan import PipelineMemory
+from protocol.bounded_files import read_bounded
 from protocol.contracts.coreml import Progress
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
@@ -239,7 +237,7 @@ def serve(
         return
     require_listening(announce, settings)
     client = None if running is None else Client(running)
-    folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client, target)
+    folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client.state(), target)
     if not server.names:
         server = dataclasses.replace(server, names=(model_name(folder),))
     if target is None:
@@ -325,3 +323,40 @@ def _called(model: str) -> str:
     """A folder by its name, a Hugging Face id as it is."""
     path = Path(model).expanduser()
     return model_name(path.resolve()) if path.exists() else model
+
+
+_SHORTEST_KEY = 8
+
+
+def server_key(given: str | None, file: Path | None, none: bool, host: str) -> tuple[str | None, bool]:
+    """The key that clients must show, and whether it was made here. `none`: every program may ask.
+
+    Raises InputError for a file that can't be read, for a server without a key that other machines can reach, for a
+    key that is too short, and for more than one of the options.
+    """
+    key = _given_key(given, file)
+    if none and key:
+        raise InputError("--no-api-key and an API key (option or environment) exclude each other: leave one out.")
+    if none and not loopback(host):
+        raise InputError(f"--host {host} can be reached from other machines: leave --no-api-key out.")
+    if key is not None and (len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable()):
+        raise InputError(
+            f"An API key needs at least {_SHORTEST_KEY} printable ASCII characters: leave it out, and one is made."
+        )
+    return (None, False) if none else (key, False) if key else (fresh_key(), True)
+
+
+def _given_key(key: str | None, file: Path | None) -> str | None:
+    """The user's key, without blanks around it, which no header can carry. Raises InputError for two of them, and for a
+    file that can't be read."""
+    if file is None:
+        return key and key.strip()
+    if key is not None:
+        raise InputError(
+            "--api-key-file and an API key (option, environment or configuration) exclude each other: leave one out."
+        )
+    try:
+        return read_bounded(file, 1).decode("utf-8-sig").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise InputError(f"{file} can't be read ({reason}): put the key alone into it.") from error

@@ -17,10 +17,10 @@ from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
+from orchestrator.cli.remote_workers import invited, listening_options, require_listening
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sentences import say
-from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from orchestrator.machine.network import require_unused
 from orchestrator.machine.servers import host_port
 from orchestrator.runtime.session import end_kept

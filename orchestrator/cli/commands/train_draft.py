@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
+from orchestrator.cli.pipelines import ConversionBar
 from orchestrator.cli.sentences import say
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.hardware import usable_cores, worker_environment

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
@@ -34,6 +33,7 @@ from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.machine.hardware import gpu_working_set, usable_cores
 from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from orchestrator.text.chat_template import chat_prompt
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.engines import AUTO, DraftEngineName
 from protocol.contracts.model_folder import ModelFolder

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from orchestrator.api.ineffective import IneffectiveOption
+from orchestrator.api.validation import IneffectiveOption
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.stages import Asked, StageOrder, stage_named
 from orchestrator.machine.default_target import VARIABLE

@@ -17,7 +17,7 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived, ProjectionRelay
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
-from orchestrator.runtime.workers.supervisor import Child, Death, Seat, Supervisor
+from orchestrator.runtime.workers.supervisor import Child, Seat, Supervisor
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError, PipelineError
 from protocol.messages.base import Message, Role
@@ -94,7 +94,7 @@ class WorkerPool:
         """`drafts`: whether the strategy uses a draft."""
         self._setup = setup
         self._drafts = drafts
-        self._local = LocalWorkers(context, setup, epoch, trace)
+        self.local = LocalWorkers(context, setup, epoch, trace)
         self._projections = ProjectionRelay()
         self._remote: RemoteWorkers | None = None
         if setup.listening is not None:
@@ -102,8 +102,8 @@ class WorkerPool:
             from orchestrator.runtime.workers import remote
 
             self._refusals = self._initial_refusals()
-            registry = RemoteRegistry(self._local.supervisor.next_incarnation, self._refusals)
-            self._remote = remote.RemoteWorkers(context, setup, epoch, registry, self._local.entries)
+            registry = RemoteRegistry(self.local.supervisor.next_incarnation, self._refusals)
+            self._remote = remote.RemoteWorkers(context, setup, epoch, registry, self.local.entries)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -117,7 +117,7 @@ class WorkerPool:
 
     def start(self, poller: zmq.Poller) -> None:
         """Start the local workers, and register all sockets in `poller`."""
-        self._local.start(self.roles, poller)
+        self.local.start(self.roles, poller)
         for socket in [] if self._remote is None else self._remote.sockets:
             poller.register(socket, zmq.POLLIN)
 
@@ -132,7 +132,7 @@ class WorkerPool:
                 case ProjectionArrived(_, shipment):
                     target = self._projections.carried(event)
                     if target is not None:
-                        self._ship(target, shipment)
+                        self._home(target).ship(target, shipment)
                 case WorkerUp():
                     self._projections.note(event)
                     yield event
@@ -141,68 +141,51 @@ class WorkerPool:
 
     def _received(self, ready: Iterable[Any]) -> "Iterable[WorkerEventOrError | ProjectionArrived]":
         if self._remote is None:
-            return self._local.receive(ready)
-        return chain(self._admitting_prefill(self._remote, self._local.receive(ready)), self._remote.receive())
-
-    @property
-    def local(self) -> "LocalWorkers":
-        """The pipeline's own workers."""
-        return self._local
-
-    def settled(self) -> None:
-        """The pipeline is ready: from now on a failing worker is not the user's mistake."""
-        self._local.settled = True
+            return self.local.receive(ready)
+        return chain(self._admitting_prefill(self._remote, self.local.receive(ready)), self._remote.receive())
 
     def send(self, incarnation: int, message: ToWorker) -> None:
         """Send to a worker, if it is up."""
-        if self._remote is not None and self._remote.has(incarnation):
-            self._remote.send(incarnation, message)
-        else:
-            self._local.send(incarnation, message)
+        self._home(incarnation).send(incarnation, message)
 
-    def _ship(self, incarnation: int, shipment: ProjectionShipment) -> None:
-        if self._remote is not None and self._remote.has(incarnation):
-            self._remote.ship(incarnation, shipment)
-        else:
-            self._local.ship(incarnation, shipment)
+    def _home(self, incarnation: int) -> "LocalWorkers | RemoteWorkers":
+        remote = self._remote
+        return remote if remote is not None and remote.has(incarnation) else self.local
 
     def ping(self, statuses: Mapping[int, WorkerStatus]) -> None:
         """Send a Ping to all workers; `statuses` are those of the drafts."""
-        self._local.ping()
+        self.local.ping()
         if self._remote is not None:
             self._remote.ping(statuses)
 
     def handle_due(self, now: float) -> Iterator[WorkerEventOrError]:
         """Restart local workers and give up remote ones, where that is due."""
-        self._local.restart_due(now)
+        self.local.restart_due(now)
         if self._remote is not None:
             yield from self._remote.give_up_due()
 
     def deadline(self) -> float | None:
-        due = [self._local.deadline(), None if self._remote is None else self._remote.deadline()]
+        due = [self.local.supervisor.deadline(), None if self._remote is None else self._remote.deadline()]
         return min((at for at in due if at is not None), default=None)
-
-    def timeout(self, wait: float) -> float:
-        return self._local.timeout(wait)
 
     def replace(self, role: Role, incarnation: int, reason: str) -> Iterator[WorkerEventOrError]:
         """End a worker that does not answer."""
         if self._remote is not None and self._remote.has(incarnation):
             yield from self._remote.give_up(incarnation, reason)
         else:
-            self._local.supervisor.kill(role)
+            self.local.supervisor.kill(role)
 
     def dismiss(self, role: Role, incarnation: int, text: str) -> Iterator[WorkerEventOrError]:
         """End a worker that can't serve this pipeline: a remote one is sent the reason, a local one is an error."""
         if self._remote is not None and self._remote.has(incarnation):
             self._remote.dismiss(incarnation, text)
         else:
-            yield from self._local.dismiss(incarnation, text)
+            yield from self.local.dismiss(incarnation, text)
 
     def stop(self) -> None:
         if self._remote is not None:
             self._remote.close()
-        self._local.stop()
+        self.local.stop()
 
     def _admitting_prefill(
         self, remote: "RemoteWorkers", local: "Iterable[WorkerEventOrError | ProjectionArrived]"
@@ -210,7 +193,7 @@ class WorkerPool:
         """The local events. Remote prefill workers are admitted once the target has announced its KV format."""
         for event in local:
             if isinstance(event, WorkerUp) and event.hello.role == "target":
-                remote.intake.set_target(event.hello)
+                remote.intake.target = event.hello
                 if self._setup.prefill_engine == "guest":
                     self._refusals.pop("prefill", None)
             yield event
@@ -271,10 +254,6 @@ class LocalWorkers:
         else:
             self._watch(self.supervisor.start(seat))
 
-    def retire(self, seat: Seat) -> None:
-        """End a worker that is no longer needed: no other one is started in its seat."""
-        self.supervisor.retire(seat)
-
     def seat_of(self, incarnation: int) -> Seat | None:
         """The seat of a worker that runs and was not told to end."""
         children = [child for child in self.supervisor.children.values() if not child.retired]
@@ -327,13 +306,9 @@ class LocalWorkers:
         for child in self.supervisor.restart_due(now):
             self._watch(child)
 
-    def deadline(self) -> float | None:
-        """When the next restart is due."""
-        return self.supervisor.deadline()
-
     def timeout(self, wait: float) -> float:
         """Seconds to poll, at most `wait`: an emulated link may be due before."""
-        return self._hub.timeout(wait) if isinstance(self._hub, DelayedHub) else wait
+        return self._hub.timeout(wait)
 
     def entries(self) -> list[WorkerEntry]:
         """The workers that are up, without round trips."""
@@ -424,39 +399,38 @@ class LocalWorkers:
         # Its last messages may still be in the queue.
         for arrival in self._hub.receive():
             yield from self._on_message(arrival)
-        death = self.supervisor.reap(child.seat, time.monotonic())
+        cause = self.supervisor.reap(child.seat, time.monotonic())
         self._peers.pop(child.incarnation, None)
         was_up = self._hellos.pop(child.incarnation, None) is not None
-        if isinstance(self._hub, DelayedHub):
-            self._hub.cut(child.incarnation)
-        if death.retired:
+        self._hub.cut(child.incarnation)
+        if child.retired:
             yield WorkerRetired(child.incarnation)
         else:
-            log.warning("the %s worker died: %s", child.role, death.text)
+            log.warning("the %s worker died: %s", child.role, cause)
         yield WorkerDown(child.role, child.incarnation)
-        yield from () if death.retired else self._after_death(death, was_up)
+        yield from () if child.retired else self._after_death(child, cause, was_up)
 
-    def _after_death(self, death: Death, was_up: bool) -> Iterator[WorkerEventOrError]:
+    def _after_death(self, child: Child, cause: str, was_up: bool) -> Iterator[WorkerEventOrError]:
         """A fault at the start ends the pipeline; a worker that died at work is restarted, unless it died too often."""
-        reason = self._faults.pop(death.incarnation, None)
-        if self._replaceable(death.seat):
-            if not was_up or not self.supervisor.restarting(death.seat):
+        reason = self._faults.pop(child.incarnation, None)
+        if self._replaceable(child.seat):
+            if not was_up or not self.supervisor.restarting(child.seat):
                 # Its model can't be loaded, or it died too often: the other engine drafts.
-                self.supervisor.forget(death.seat)
-                yield DraftLost(death.seat, f"ended ({reason})" if reason else death.text)
+                self.supervisor.forget(child.seat)
+                yield DraftLost(child.seat, f"ended ({reason})" if reason else cause)
         elif reason is not None and not self.settled:
-            self.supervisor.forget(death.seat)
+            self.supervisor.forget(child.seat)
             yield InputError(reason)
-        elif not self.supervisor.restarting(death.seat):
-            text = f"The {death.seat} worker {death.text} It died three times within a minute and is not started again."
-            if death.seat == "target" or not self.settled:
+        elif not self.supervisor.restarting(child.seat):
+            text = f"The {child.seat} worker {cause} It died three times within a minute and is not started again."
+            if child.seat == "target" or not self.settled:
                 yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
             else:
                 log.error("%s", text)
                 yield WorkerNews(f"{text} Requests go on without it.")
-                if death.seat == "draft":
-                    yield DraftLost(death.seat, death.text)
-        if self.supervisor.restarting(death.seat):
-            self._died.add(death.seat)
-            cause = f"failed ({reason.rstrip('.')})." if reason else f"{death.text.rstrip('.')}."
-            yield WorkerNews(f"The {death.seat} worker {cause} Starting it again.")
+                if child.seat == "draft":
+                    yield DraftLost(child.seat, cause)
+        if self.supervisor.restarting(child.seat):
+            self._died.add(child.seat)
+            told = f"failed ({reason.rstrip('.')})." if reason else f"{cause.rstrip('.')}."
+            yield WorkerNews(f"The {child.seat} worker {told} Starting it again.")

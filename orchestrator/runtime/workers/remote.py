@@ -20,8 +20,7 @@ from orchestrator.runtime.guard import INVITATION_SECONDS, Guard
 from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.feature_intake import FeatureIntake
-from orchestrator.runtime.workers.kv_intake import KvIntake
+from orchestrator.runtime.workers.intake import FeatureIntake, KvIntake
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.errors import InputError, PipelineError, blame_of
@@ -229,7 +228,7 @@ class RemoteWorkers:
         self._hub.send(arrival.peer, Joined(name), _NO_STAMP)
 
     def _attach(self, arrival: Arrival, attach: Attach, now: float) -> None:
-        name = self._guard.name_of(arrival.identity)
+        name = self._guard.pins.name_of(arrival.identity)
         if name is None:
             self._refuse(arrival.peer, InputError("This key is not known here: join first, with a join line."))
             return
@@ -360,7 +359,7 @@ class RemoteWorkers:
         entries = [*self._local_entries(), *(worker.entry() for worker in self._registry)]
         present = {entry.name for entry in entries}
         absent = [
-            WorkerEntry(name=name, role=None, status="gone") for name in self._guard.pinned if name not in present
+            WorkerEntry(name=name, role=None, status="gone") for name in self._guard.pins.by_name if name not in present
         ]
         return Workers((*entries, *absent))
 

@@ -7,12 +7,13 @@ import socket
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
@@ -20,11 +21,36 @@ from orchestrator.runtime.memory_plan import loaded_drafter
 from orchestrator.runtime.restarts import RestartPolicy
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup, machines, model_folders, trained_drafter
-from orchestrator.runtime.workers.launch import launch, worker_command
-from protocol.contracts.model_folder import UNQUANTIZED, ModelFolder
+from protocol.contracts.model_folder import ModelFolder, UNQUANTIZED
 from protocol.messages.base import Role
+from protocol.own_modules import module_command
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
+
+
+def worker_command(role: Role) -> tuple[str, ...]:
+    """The command line of our own worker of this role."""
+    module = "draft_worker.prefill" if role == "prefill" else f"{role}_worker"
+    return module_command(module)
+
+
+def launch(
+    command: Sequence[str], setup: WorkerSetup, log: Path, environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process and our end of a socket pair. The end reads end of file when the worker ends, and vice versa."""
+    ours, theirs = socket.socketpair()
+    complete = msgspec.structs.replace(setup, life=theirs.fileno())
+    with theirs, log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, msgspec.json.encode(complete).decode()],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
+    return process, ours
 
 
 def gpu_shares(weights: Mapping[Role, int]) -> dict[Role, float]:
@@ -80,16 +106,6 @@ class _Ending:
     kill_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
-    """The end of a worker."""
-
-    seat: Seat
-    incarnation: int
-    text: str
-    retired: bool
-
-
 class Supervisor:
     """Holds at most one worker for each seat. Restarts follow `RestartPolicy`."""
 
@@ -118,7 +134,10 @@ class Supervisor:
         role = _role(seat)
         log = f"{role}-{incarnation}"
         process, life = launch(
-            self._command(seat), self._worker_setup(seat), self._session.log(log), self._environment(role)
+            self._command(seat),
+            self._worker_setup(seat),
+            self._session.log(log),
+            worker_environment(role, self._cores_of(role)),
         )
         self.children[seat] = Child(seat, role, incarnation, process, life, log)
         return self.children[seat]
@@ -142,8 +161,9 @@ class Supervisor:
         self._incarnations += 1
         return self._incarnations
 
-    def reap(self, seat: Seat, now: float) -> Death:
-        """Wait for a worker whose life socket has ended, and schedule its restart unless it died too often."""
+    def reap(self, seat: Seat, now: float) -> str:
+        """Wait for a worker whose life socket has ended, and schedule its restart unless it died too often. The cause,
+        as a sentence without its subject."""
         child = self.children.pop(seat)
         child.life.close()
         try:
@@ -157,8 +177,7 @@ class Supervisor:
         if delay is not None:
             self._due[seat] = now + delay
         words = self._session.last_words(child.log)
-        text = f"{cause}. Its last words: {words}" if words else f"{cause}."
-        return Death(seat, child.incarnation, text, child.retired)
+        return f"{cause}. Its last words: {words}" if words else f"{cause}."
 
     def restarting(self, seat: Seat) -> bool:
         return seat in self._due
@@ -244,7 +263,7 @@ class Supervisor:
         return (self._setup.draft_command if seat == "draft" else ()) or worker_command(seat)
 
     def _worker_setup(self, seat: Seat) -> WorkerSetup:
-        role = _role(seat)
+        role, plan = _role(seat), self._setup.kv
         return WorkerSetup(
             address=self._session.worker_address,
             epoch=self._epoch,
@@ -264,13 +283,9 @@ class Supervisor:
             kv_bits=self._setup.options.kv_bits if role != "draft" else UNQUANTIZED,
             gpu_share=self._gpu_shares.get(role, 1.0),
             prefix_cache=self._setup.options.prefix_cache if self._setup.options.keeps_kv else 0,
-            kv_pool=self._kv_pool(role),
+            kv_pool=None if plan is None else {"target": plan.target, "draft": plan.draft}.get(role),
             trace=self._setup.trace,
         )
-
-    def _kv_pool(self, role: Role) -> int | None:
-        plan = self._setup.kv
-        return {"target": plan.target, "draft": plan.draft}.get(role) if plan is not None else None
 
     def _engine(self, seat: Seat) -> str:
         target = "recorded" if self._setup.target_texts else "mlx"
@@ -295,9 +310,6 @@ class Supervisor:
         return setup.pace and worker_pace(
             setup.pace, role, setup.options, setup.draft_engine, apart=setup.draft_link is not None
         )
-
-    def _environment(self, role: Role) -> Mapping[str, str]:
-        return worker_environment(role, self._cores_of(role))
 
 
 def _role(seat: Seat) -> Role:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -197,22 +197,6 @@ def test_a_stream_takes_one_prompt_and_one_prompt_one_set_of_parameters():
     with pytest.raises(InputError, match="one prompt and a list of SamplingParams"):
         client.generate("x", many)
     assert client.generate([]) == []
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: submits(["x"], SamplingParams(top_p=0)), "top_p must be a number > 0.0."),
-        (lambda: Pipeline(draft_tokens=0), "draft_tokens must be a whole number >= 1."),
-        (lambda: Pipeline(strategy="tarot"), "There is no strategy called 'tarot': choose ar, sd, ssd or adaptive."),
-        (lambda: Pipeline(temprature=1), "There is no option 'temprature'."),
-    ],
-)
-def test_errors_of_python_speak_python(call: Callable[[], object], sentence: str):
-    with pytest.raises(InputError) as refused:
-        call()
-
-    assert str(refused.value) == sentence
 
 
 @pytest.mark.thorough

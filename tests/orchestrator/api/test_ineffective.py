@@ -7,10 +7,10 @@ import click
 import pytest
 
 from orchestrator import Client, Pipeline, SamplingParams
-from orchestrator.api.ineffective import IneffectiveOption, warn_ineffective
 from orchestrator.api.sampling import UNFILTERED
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.api.submission import submits
+from orchestrator.api.validation import IneffectiveOption, warn_ineffective
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
 from orchestrator.cli.pipeline_options import Option, without_effect

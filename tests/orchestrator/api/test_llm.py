@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator import LLM, InputError, Pipeline, PipelineError, ResultEvent, SamplingParams, Stream, TextEvent
-from orchestrator.api.ineffective import IneffectiveOption
+from orchestrator.api.validation import IneffectiveOption
 from tests.conftest import Reference
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.processes import mark, members, remains

@@ -63,6 +63,8 @@ def test_keywords_change_the_settings_beside_them():
         ({"draft_tokens": 0}, "draft_tokens must be a whole number >= 1"),
         ({"prefill_engine": "gpu"}, "prefill_engine can't be 'gpu'"),
         ({"draft_with": 3}, "There is no option 'draft_with'"),
+        *(({"context": wrong}, "context must be") for wrong in (-1, 1 << 30)),
+        ({"context": "all"}, "context can't be 'all'"),
     ],
 )
 def test_a_wrong_setting_is_named(wrong: dict[str, Any], sentence: str):

@@ -5,14 +5,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from orchestrator.cli import attachment
 from orchestrator.cli.app import cli
-from orchestrator.cli.serving import attachment
-from orchestrator.cli.serving.attachment import Lending
+from orchestrator.cli.attachment import Lending
+from orchestrator.machine.known_servers import KnownServer
 from protocol.errors import InputError
+from protocol.security.addresses import Endpoint
 from tests.support.models.drafter_files import write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 LINE = "127.0.0.1:5571"
+SERVER = KnownServer(Endpoint("127.0.0.1", 5571), b"k" * 40)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[Lending]:
         def run(self) -> None: ...
 
     monkeypatch.setattr(attachment, "Attachment", Recorded)
-    monkeypatch.setattr("orchestrator.cli.commands.attach.known_server", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.commands.attach.known_server", lambda *_: SERVER)
     return lendings
 
 
@@ -40,7 +43,7 @@ def test_a_lent_exit_is_lent_with_its_target_and_an_ordinary_draft_without(lent:
     attach("--draft", str(folder), "--target", str(DEMO_TARGET))
     attach("--draft", str(DEMO_DRAFT))
 
-    assert [(lending.engine, lending.model, lending.target) for lending in lent] == [
+    assert [(lending.worker.engine, lending.worker.model, lending.worker.target) for lending in lent] == [
         ("layerskip", str(folder), str(DEMO_TARGET)),
         ("mlx", str(DEMO_DRAFT), ""),
     ]

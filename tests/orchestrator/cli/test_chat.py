@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator import Client, Pipeline, SamplingParams
-from orchestrator.cli.chat.conversation import ChatConversation
-from orchestrator.cli.chat.screen import LiveAnswer, PlainAnswer, screen
-from orchestrator.cli.commands.chat import Answerer, StreamedAnswer, converse
+from orchestrator.cli.chat_screen import LiveAnswer, Plain, PlainAnswer, screen
+from orchestrator.cli.commands.chat import Answerer, ChatConversation, StreamedAnswer, converse
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET
@@ -30,7 +29,7 @@ SECONDS = 60.0
 LONG = "import os\n" * 500
 
 
-class Script:
+class Script(Plain):
     """A screen that types what it is told; an exception in place of a line is raised."""
 
     def __init__(self, *lines: str | type[BaseException], lasting: bool = True) -> None:
@@ -46,12 +45,6 @@ class Script:
 
     def note(self, words: str, wrong: bool = False) -> None:
         self.told.append(f"Error: {words}" if wrong else words)
-
-    def confirm(self, question: str) -> bool:
-        return False
-
-    def answering(self) -> PlainAnswer:
-        return PlainAnswer()
 
 
 class Echo(Answerer):
@@ -285,7 +278,7 @@ def test_a_history_that_others_can_read_is_refused(typist: Typist, tmp_path: Pat
     history = next(tmp_path.rglob("chat")) / "history"
     history.chmod(0o644)
 
-    from orchestrator.cli.chat.screen import prompt_session
+    from orchestrator.cli.chat_screen import prompt_session
 
     with pytest.raises(InputError, match="Other users can read"):
         prompt_session(history)

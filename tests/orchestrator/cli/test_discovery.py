@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.cli.serving.discovery import announced, discover
+from orchestrator.cli.remote_workers import announced, discover
 from orchestrator.machine.servers import KnownServer
 from protocol.errors import InputError
 from protocol.security.addresses import Endpoint

@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from orchestrator.cli.commands.launch.command import run_program, with_settings
-from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServer, Invocation
-from orchestrator.cli.commands.launch.programs import PROGRAMS
+from orchestrator.cli.commands.launch.programs import PROGRAMS, AgentProgram, AskedServer, Invocation
 from orchestrator.cli.commands.launch.server import HttpServer, http_server
 from protocol.errors import InputError, PipelineError
 from tests.support.fake_models import FakeModels
@@ -155,7 +154,7 @@ def test_what_is_no_program_is_told(tmp_path: Path):
 
 WAITER = """
 import os, signal, sys
-from orchestrator.cli.commands.launch.invocation import AgentProgram, Invocation, AskedServer
+from orchestrator.cli.commands.launch.programs import AgentProgram, Invocation, AskedServer
 from orchestrator.cli.commands.launch.command import run_program
 script = '''
 import os, signal, sys, time

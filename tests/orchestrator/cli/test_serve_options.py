@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.cli.commands.launch.command import launch
-from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_settings
+from orchestrator.cli.commands.launch.command import ServeSettings, launch, serve_settings
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.configuration import default_map, read_environment
 from tests.orchestrator.cli.test_cli import run, sentence
@@ -31,9 +30,7 @@ def _value(option: click.Option) -> str:
         return next(str(choice) for choice in reversed(kind.choices) if choice != option.default)
     if isinstance(kind, click.IntRange):
         return str(kind.max if kind.max is not None else (kind.min or 0) + 3)
-    if isinstance(kind, click.FloatRange) or kind is click.FLOAT:
-        return "0.5"
-    return "7" if kind is click.INT else "some-name"
+    return "0.5" if isinstance(kind, click.FloatRange) else "some-name"
 
 
 @pytest.fixture(autouse=True, scope="module")

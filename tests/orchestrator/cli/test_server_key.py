@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
-from orchestrator.cli.serving.server_key import server_key
+from orchestrator.cli.commands.serve import server_key
 from orchestrator.http.gates import shows_key
 from protocol.errors import InputError
 
@@ -22,10 +22,29 @@ def test_blanks_around_a_key_are_no_part_of_it(given: str):
     assert shows_key(Headers({"authorization": "Bearer key-of-mine"}), key_of(given))
 
 
-@pytest.mark.parametrize("given", ["", " " * 9, "seven-7", "seven-7 ", "key\tof-mine", "key\nof-mine", "schlüssel-x"])
-def test_a_key_that_no_header_can_carry_or_that_is_short_is_refused(given: str):
-    with pytest.raises(InputError, match="at least 8 printable ASCII"):
-        key_of(given)
+LOOPBACK, HELD, NO_TEXT = "127.0.0.1", "key", "no-text"
+WEAK = ["", " " * 9, "seven-7", "seven-7 ", "key\tof-mine", "key\nof-mine", "schlüssel-x"]
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "none", "host", "words"),
+    [
+        *((key, None, False, LOOPBACK, "at least 8 printable ASCII") for key in WEAK),
+        ("key-of-mine", HELD, False, LOOPBACK, "exclude each other"),
+        ("key-of-mine", None, True, LOOPBACK, "exclude each other"),
+        (None, "absent", False, LOOPBACK, "put the key alone into it"),
+        (None, NO_TEXT, False, LOOPBACK, "put the key alone into it"),
+        (None, None, True, "0.0.0.0", "can be reached from other machines"),
+    ],
+)
+def test_what_no_header_can_carry_what_is_short_and_what_contradicts_itself_is_refused(
+    tmp_path: Path, given: str | None, file: str | None, none: bool, host: str, words: str
+):
+    (tmp_path / HELD).write_text("key-of-mine")
+    (tmp_path / NO_TEXT).write_bytes(b"\xff\xfe")
+
+    with pytest.raises(InputError, match=words):
+        server_key(given, None if file is None else tmp_path / file, none, host)
 
 
 @pytest.mark.parametrize("content", [b"key-of-mine", b"key-of-mine\r\n", b"\xef\xbb\xbfkey-of-mine\n"])
@@ -33,14 +52,6 @@ def test_a_file_holds_the_key_as_editors_write_it(tmp_path: Path, content: bytes
     (tmp_path / "key").write_bytes(content)
 
     assert server_key(None, tmp_path / "key", False, "127.0.0.1") == ("key-of-mine", False)
-
-
-def test_only_one_option_says_what_the_key_is(tmp_path: Path):
-    (tmp_path / "key").write_text("key-of-mine")
-
-    for given, file, none in (("key-of-mine", tmp_path / "key", False), ("key-of-mine", None, True)):
-        with pytest.raises(InputError, match="exclude each other"):
-            server_key(given, file, none, "127.0.0.1")
 
 
 def test_a_key_that_is_made_is_another_one_each_time():

@@ -19,13 +19,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.cli.app import cli
-from orchestrator.cli.commands.serve import serve
+from orchestrator.cli.commands.serve import serve, server_key
 from orchestrator.cli.commands.service import command as module
 from orchestrator.cli.commands.service.command import kept_environment, run_logged, start_command
-from orchestrator.cli.commands.service.definition import ServiceDefinition, ServiceManager
-from orchestrator.cli.commands.service.launchd import LABEL, LaunchAgent
-from orchestrator.cli.commands.service.systemd import SystemdUnit, unit
-from orchestrator.cli.serving.server_key import server_key
+from orchestrator.cli.commands.service.managers import (
+    LABEL,
+    LaunchAgent,
+    ServiceDefinition,
+    ServiceManager,
+    SystemdUnit,
+    unit,
+)
 from protocol.child_process import module_command
 from protocol.errors import InputError, PipelineError
 from tests.support.service_programs import fake_launchctl, fake_systemctl, told
@@ -161,11 +165,7 @@ def test_the_service_has_the_key_that_serve_would_have_in_the_terminal(
         (("API_KEY", "key-of-mine", 'api-key = "of-the-configuration"'), "LAUNCH_PIPELINE_API_KEY is set, and the con"),
         (("SERVE_API_KEY", "key-of-mine", 'api-key = "of-the-configuration"'), "LAUNCH_PIPELINE_SERVE_API_KEY is set"),
         (("NO_API_KEY", "false", "no-api-key = true"), "the configuration has no-api-key"),
-        (("API_KEY", "key-of-mine", 'api-key-file = "key"'), "exclude each other: leave one out"),
-        (("API_KEY", "key-of-mine", "no-api-key = true"), "exclude each other: leave one out"),
         (("API_KEY", "short", ""), "at least 8 printable"),
-        (("DRAFT", "d", 'api-key = "short"'), "at least 8 printable"),
-        (("API_KEY_FILE", "absent", ""), "can't be read"),
         (("NO_API_KEY", "1", 'host = "0.0.0.0"'), "can be reached from other machines"),
     ],
 )
@@ -210,20 +210,6 @@ def test_a_folder_that_would_swallow_the_units_next_line_installs_nothing(
     assert _files(tmp_path / "home") == []
 
 
-def test_on_a_mac_a_launch_agent_is_loaded(systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    program = fake_launchctl(tmp_path / "mac")
-    agent = LaunchAgent(tmp_path / "home", str(program), user=501)
-    monkeypatch.setattr(module, "service_manager", lambda: agent)
-
-    state = _said("install", "--", "--port", "8123")
-
-    assert told(program)[-2].startswith("bootstrap gui/501 ")
-    assert plistlib.loads((tmp_path / "mac" / "loaded").read_bytes())["ProgramArguments"][-2:] == ["--port", "8123"]
-    assert state["log"].endswith("Library/Logs/launch-pipeline/serve.log")
-    assert _said("remove") == {"removed": True}
-    assert _files(tmp_path / "home") == []
-
-
 def test_the_start_command_is_what_the_user_started(tmp_path: Path):
     installed = tmp_path / "launch-pipeline"
     installed.write_text("#!/bin/sh\n")
@@ -239,17 +225,6 @@ def test_keys_and_other_programs_variables_are_not_kept():
     variables |= {"LAUNCH_PIPELINE_DRAFT": "d", "OTHER": "o"}
 
     assert kept_environment(variables) == {"PATH": "/bin", "LAUNCH_PIPELINE_DRAFT": "d"}
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_key_file_that_can_not_be_read_is_named(tmp_path: Path, content: bytes | None):
-    file = tmp_path / "key"
-    if content is not None:
-        file.write_bytes(content)
-    result = CliRunner().invoke(cli, ["serve", "--api-key-file", str(file)], standalone_mode=False)
-
-    assert isinstance(result.exception, InputError)
-    assert "put the key alone into it" in str(result.exception)
 
 
 # Each system's manager ---------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def started(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Prep
 def test_lines_that_a_library_prints_are_no_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     process, reports, ended = started(PRINTS, tmp_path, monkeypatch), [], False
     while not ended:
-        more, ended = process.read()
+        more, ended = process.news()
         reports += more
     process.close()
 

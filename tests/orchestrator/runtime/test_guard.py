@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from orchestrator.runtime.guard import INVITATION_SECONDS, Guard
+from orchestrator.runtime.guard import INVITATION_SECONDS, Guard, Pins
 from orchestrator.runtime.hub import Arrival, Hub
 from protocol.errors import InputError
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
@@ -29,6 +29,7 @@ class GuardedHub:
 
     def __init__(self, folder: Path, address: str = "tcp://127.0.0.1:0") -> None:
         self.context = zmq.Context[Any]()
+        self.pin = Pins(folder).add
         self.now = 100.0
         self.guard = Guard(self.context, folder)
         self.hub = Hub(self.context, address, FromWorker, guard=self.guard, keys=SERVER)
@@ -85,26 +86,26 @@ def guarded(folder: Path) -> Iterator[GuardedHub]:
 
 
 def test_a_pinned_guest_is_admitted_identified_by_its_key_and_answered(guarded: GuardedHub):
-    name = guarded.guard.pin("studio", GUEST.public)
+    name = guarded.pin("studio", GUEST.public)
     link = guarded.link(GUEST)
 
     arrival = guarded.hear(link)
     assert (arrival.message, arrival.stamp, arrival.identity) == (Pong(0.5), STAMP, GUEST.public)
-    assert guarded.guard.name_of(arrival.identity) == name == "studio"
+    assert guarded.guard.pins.name_of(arrival.identity) == name == "studio"
     assert link.state == "up"
     assert guarded.hub.send(arrival.peer, Ping(4.0), STAMP)
     assert until(lambda: link.receive(1.0)) == [Ping(4.0)]
 
 
 def test_an_unpinned_key_is_denied(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
 
     assert guarded.refused(guarded.link(OTHER))
     assert guarded.guard.denied == 1
 
 
 def test_a_guest_does_not_speak_to_a_server_with_another_key(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
     link = guarded.link(GUEST, server=OTHER.public)
     link.send(Pong(0.5))
 
@@ -116,7 +117,7 @@ def test_a_peer_without_keys_is_denied(guarded: GuardedHub):
     with connected_dealer(guarded.context, guarded.hub.address) as naked:
         naked.send(b"hello")
         known = guarded.link(GUEST)
-        guarded.guard.pin("studio", GUEST.public)
+        guarded.pin("studio", GUEST.public)
         guarded.hear(known)
 
     assert len(guarded.arrived) == 1
@@ -125,7 +126,7 @@ def test_a_peer_without_keys_is_denied(guarded: GuardedHub):
 
 def test_without_a_guard_all_keys_are_denied(guarded: GuardedHub):
     """libzmq's default is the opposite: without a handler it admits every key."""
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
     guarded.guard.close()
     link = guarded.link(GUEST)
     link.send(Pong(0.5))
@@ -135,8 +136,8 @@ def test_without_a_guard_all_keys_are_denied(guarded: GuardedHub):
 
 
 def test_messages_of_a_revoked_guest_are_dropped_on_an_open_connection(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
-    guarded.guard.pin("mini", OTHER.public)
+    guarded.pin("studio", GUEST.public)
+    guarded.pin("mini", OTHER.public)
     revoked, kept = guarded.link(GUEST), guarded.link(OTHER)
     guarded.hear(revoked)
 
@@ -154,7 +155,7 @@ def test_a_join_line_suffices_to_admit_a_guest(guarded: GuardedHub):
 
     arrival = guarded.hear(guarded.link(keys))
     assert arrival.identity == keys.public
-    assert guarded.guard.name_of(arrival.identity) is None
+    assert guarded.guard.pins.name_of(arrival.identity) is None
     assert guarded.guard.redeem(arrival.identity, "studio", GUEST.public, guarded.now) == "studio"
     assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
 
@@ -172,7 +173,7 @@ def test_a_join_line_is_good_once(guarded: GuardedHub):
     assert guarded.refused(guarded.link(keys))
     with pytest.raises(InputError, match="was used or is older than ten minutes: ask for a new one"):
         guarded.guard.redeem(keys.public, "again", OTHER.public, guarded.now)
-    assert guarded.guard.pinned == {"studio": GUEST.public}
+    assert guarded.guard.pins.by_name == {"studio": GUEST.public}
 
 
 def test_a_join_line_is_good_for_ten_minutes(guarded: GuardedHub):
@@ -196,7 +197,7 @@ def test_a_refused_redemption_leaves_the_join_line_good(guarded: GuardedHub):
         guarded.guard.redeem(keys.public, "studio", b"no key", guarded.now)
     with pytest.raises(InputError, match="with its own key"):
         guarded.guard.redeem(keys.public, "studio", keys.public, guarded.now)
-    guarded.guard.pin("mini", OTHER.public)
+    guarded.pin("mini", OTHER.public)
     with pytest.raises(InputError, match="was used"):
         guarded.guard.redeem(OTHER.public, "other", GUEST.public, guarded.now)
     assert guarded.guard.redeem(keys.public, "studio", GUEST.public, guarded.now) == "studio"
@@ -215,16 +216,16 @@ def test_the_number_of_invitations_is_limited(guarded: GuardedHub):
 def test_pins_are_private_outlive_the_server_and_are_shared_by_pipelines(guarded: GuardedHub, folder: Path):
     with zmq.Context[Any]() as context:
         other = Guard(context, folder)
-        guarded.guard.pin("studio", GUEST.public)
-        other.pin("mini", OTHER.public)
+        guarded.pin("studio", GUEST.public)
+        guarded.pin("mini", OTHER.public)
         assert stat.S_IMODE((folder / "pins.json").stat().st_mode) == 0o600
-        assert other.pinned == {"studio": GUEST.public, "mini": OTHER.public}
 
         other.revoke("studio")
+        assert other.pins.by_name == {"mini": OTHER.public}
         other.close()
     with zmq.Context[Any]() as context:
         again = Guard(context, folder)
-        assert again.pinned == {"mini": OTHER.public}
+        assert again.pins.by_name == {"mini": OTHER.public}
         again.close()
     assert guarded.refused(guarded.link(GUEST))
     assert guarded.hear(guarded.link(OTHER)).identity == OTHER.public
@@ -243,13 +244,13 @@ def test_pins_are_private_outlive_the_server_and_are_shared_by_pipelines(guarded
     ],
 )
 def test_a_guest_gets_a_name_that_is_its_own_and_harms_no_terminal(guarded: GuardedHub, given: str, kept: str):
-    guarded.guard.pin("studio", OTHER.public)
+    guarded.pin("studio", OTHER.public)
 
-    assert guarded.guard.pin(given, GUEST.public) == kept
+    assert guarded.pin(given, GUEST.public) == kept
 
 
 def test_a_pinned_key_keeps_its_name_and_an_unknown_one_is_answered_with_those_there_are(guarded: GuardedHub):
-    assert guarded.guard.pin("studio", GUEST.public) == guarded.guard.pin("another", GUEST.public) == "studio"
+    assert guarded.pin("studio", GUEST.public) == guarded.pin("another", GUEST.public) == "studio"
     with pytest.raises(InputError, match=r"No machine is called 'mini' \(known: studio\)"):
         guarded.guard.revoke("mini")
 
@@ -265,7 +266,8 @@ def test_damaged_pins_are_refused(folder: Path, content: bytes):
 
 
 def test_pins_that_others_may_have_written_are_refused(folder: Path, guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
+    guarded.hear(guarded.link(GUEST))
     (folder / "pins.json").chmod(0o666)
 
     with zmq.Context[Any]() as context, pytest.raises(InputError, match="Other users can read"):
@@ -301,7 +303,7 @@ def test_ipv6_works_the_same(folder: Path):
     if not _has_ipv6():
         pytest.skip("no IPv6 loopback here")
     guarded = GuardedHub(folder, "tcp://[::1]:0")
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
 
     assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
     guarded.close()

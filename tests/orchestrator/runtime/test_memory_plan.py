@@ -226,12 +226,6 @@ def test_a_mac_is_asked_what_it_recommends_only_where_that_matters(monkeypatch: 
         _pipeline(monkeypatch, 1500)
 
 
-@pytest.mark.parametrize("wrong", [-1, "all", 1 << 30])
-def test_a_wrong_context_is_an_input_error(wrong: object):
-    with pytest.raises(InputError, match="context"):
-        Pipeline(str(DEMO_TARGET), context=wrong)
-
-
 @pytest.mark.parametrize(("free", "asked", "found"), [(100, 2048, 50), (100, 20, 20), (None, 2048, 2048)])
 def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(
     free: int | None, asked: int, found: int, monkeypatch: pytest.MonkeyPatch

@@ -76,7 +76,8 @@ def test_a_template_without_a_place_for_instructions_renders_the_rest(tmp_path: 
         model(tmp_path, "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}")
     )
 
-    assert template.render([SYSTEM, HI, ANSWER]) == ("Yes?", ("system", "user"), ())
+    rendering = template.render([SYSTEM, HI, ANSWER])
+    assert (rendering.text, rendering.left_out, rendering.mended) == ("Yes?", ("system", "user"), ())
 
 
 def test_a_template_that_refuses_every_form_says_why(tmp_path: Path):

@@ -270,13 +270,6 @@ def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginnings(st
         assert scan(pieces, [stop, "aaaaaaab"]) == expected(text, [stop, "aaaaaaab"])
 
 
-def test_a_source_file_survives_random_batches(demo: TextCodec):
-    rng, text = random.Random(5), Path(__file__).read_text().replace("<|endoftext|>", "")
-    tokens = demo.encode(text)
-
-    assert stream(demo, split(tokens, [rng.randrange(len(tokens)) for _ in range(500)])) == text
-
-
 @pytest.mark.parametrize(
     "work",
     [

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import (
@@ -18,7 +17,7 @@ from orchestrator.cli.pipeline_options import (
     target_option,
     without_effect,
 )
-from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.pipelines import ConversionBar, print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
@@ -299,8 +298,8 @@ def _plan(options: dict[str, Any]) -> "BenchPlan":
 
 def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":
     """The file's prompts, or the shipped ones for the target, whose models are fetched if need be."""
-    from orchestrator.api.chat_prompts import own_template
     from orchestrator.lab.bench.prompts import read_prompts
+    from orchestrator.text.chat_template import own_template
 
     with ConversionBar(quiet=False) as bar:
         models = plan.models(bar)

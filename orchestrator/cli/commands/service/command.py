@@ -15,15 +15,12 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.commands.service.definition import ServiceDefinition, ServiceManager
-from orchestrator.cli.commands.service.launchd import LaunchAgent
-from orchestrator.cli.commands.service.systemd import SystemdUnit
+from orchestrator.cli.commands.serve import serve, server_key
+from orchestrator.cli.commands.service.managers import LaunchAgent, ServiceDefinition, ServiceManager, SystemdUnit
 from orchestrator.cli.configuration import origin
 from orchestrator.cli.help import Group
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.sentences import say
-from orchestrator.cli.serving.server_key import server_key
 from protocol.child_process import module_command
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file, keys_folder
@@ -120,7 +117,7 @@ def _log(file: Path, size: int, kept: int) -> logging.Logger:
 _KEPT = ("PATH", "HF_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 """A service manager passes on little: where programs, models and settings are must be the user's."""
 _PREFIX = "LAUNCH_PIPELINE_"
-_UNWRITABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+_UNWRITABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _KEY_PART = "KEY"
 """Part of the names of variables that hold secrets, which are not passed on."""
 
@@ -221,8 +218,6 @@ def service_manager(system: str = sys.platform) -> ServiceManager:
 
 def _definition(root: click.Context, options: tuple[str, ...]) -> ServiceDefinition:
     """Raises InputError for what a service can't have, and click's errors for options that `serve` does not take."""
-    if any("\n" in option or "\r" in option for option in options):
-        raise InputError("A service's options must have no line breaks: put long values into the configuration file.")
     program, folder, environment = start_command(), str(Path.cwd()), kept_environment(os.environ)
     _require_writable((*program, *options, *environment.values()), folder)
     parsed = serve.make_context("serve", list(options), parent=root)
@@ -248,8 +243,9 @@ def _require_writable(words: Sequence[str], folder: str) -> None:
     # A unit goes on in the next line behind a backslash.
     if any(map(_UNWRITABLE.search, (*words, folder))) or folder.endswith("\\"):
         raise InputError(
-            "A service's options, its folder and its environment must have no control characters, no bytes that are "
-            "no text, and no backslash at the folder's end: change them."
+            "A service's options, its folder and its environment must have no line breaks, no control characters, no "
+            "bytes that are no text, and no backslash at the folder's end: put long values into the configuration "
+            "file, and change others."
         )
 
 

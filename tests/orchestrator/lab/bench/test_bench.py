@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from mlx_lm.models.cache import BatchKVCache
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.cli.app import cli
 from orchestrator.lab import report
 from orchestrator.lab.bench import trials
@@ -25,6 +24,7 @@ from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.strategies import findings
 from orchestrator.lab.bench.trials import baseline_cores, encoded, measured, requests_of
 from orchestrator.lab.report import picture
+from orchestrator.text.chat_template import chat_prompt
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 from protocol.messages.client import Pace

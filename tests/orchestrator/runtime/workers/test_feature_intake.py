@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.runtime.workers.feature_intake import FeatureIntake
+from orchestrator.runtime.workers.intake import FeatureIntake
 from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType

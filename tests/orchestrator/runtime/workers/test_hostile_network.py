@@ -21,7 +21,7 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.language import VOCABULARY
 from orchestrator.lab.simulate.workers import modelled_hello
-from orchestrator.runtime.guard import Guard
+from orchestrator.runtime.guard import Guard, Pins
 from orchestrator.runtime.hub import Arrival, Hub
 from protocol.errors import WireError
 from protocol.messages.base import NodeId, Role, SequenceId
@@ -68,8 +68,8 @@ class AttackedHub:
     def __init__(self, folder: Path) -> None:
         self.context = zmq.Context[Any]()
         self.guard = Guard(self.context, folder)
-        self.guard.pin("good", GOOD.public)
-        self.guard.pin("liar", EVIL.public)
+        Pins(folder).add("good", GOOD.public)
+        Pins(folder).add("liar", EVIL.public)
         self.hub = Hub(
             self.context, "tcp://127.0.0.1:0", FromRemote, guard=self.guard, keys=SERVER, limit=MAX_WORKER_FRAME
         )

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from draft_worker.prefill.mlx import MlxPrefillEngine
 from draft_worker.prefill.worker import PrefillWorker, RemoteSink
-from orchestrator.runtime.workers.kv_intake import KvIntake
+from orchestrator.runtime.workers.intake import KvIntake
 from protocol.kv.exchange import kv_form, shipments
 from protocol.kv.segments import SegmentError, open_segment
 from protocol.messages.base import SequenceId
@@ -30,7 +30,7 @@ TARGET = Hello("target", "mlx", "tiny", "llama", 64, 512, "none", "cpu", 1, FORM
 
 def new_intake(limit: int = 1 << 26, target: Hello = TARGET) -> KvIntake:
     intake = KvIntake(7, limit)
-    intake.set_target(target)
+    intake.target = target
     return intake
 
 

@@ -15,12 +15,12 @@ import zmq
 from msgspec.structs import replace
 
 from draft_worker.worker import DraftWorker
-from orchestrator.cli.serving import attachment
-from orchestrator.cli.serving.attachment import Attachment, Lending, raise_refusal
+from orchestrator.cli import attachment
+from orchestrator.cli.attachment import Attachment, Lending, lent_worker, raise_refusal
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.machine.servers import KnownServer
-from orchestrator.runtime.guard import Guard, Pins
+from orchestrator.runtime.guard import Pins
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
@@ -67,10 +67,8 @@ class Server:
     def __init__(self, folder: Path, session: Path) -> None:
         self.context = zmq.Context[Any]()
         self.keys = own_keys(folder)
-        before = Guard(self.context, folder)
         for name, keys in (("guest", GUEST), ("other", OTHER)):
-            before.pin(name, keys.public)
-        before.close()
+            Pins(folder).add(name, keys.public)
         numbers = count(5)
         self.registry = RemoteRegistry(lambda: next(numbers), {"prefill": "not here"})
         self.remote = RemoteWorkers(
@@ -265,7 +263,8 @@ def test_a_machine_gives_signs_of_life_while_its_worker_loads(
     keys, where = own_keys(tmp_path / "guest"), endpoint(server.address)
     assert where is not None
     Pins(tmp_path / "keys").add("third", keys.public)
-    lending = Lending("draft", "mlx", "", KnownServer(where, server.keys.public), "third", tmp_path / "guest")
+    known, folder = KnownServer(where, server.keys.public), tmp_path / "guest"
+    lending = Lending("draft", known, "third", folder, lent_worker(known, folder, "mlx", ""))
     with ThreadPoolExecutor() as pool:
         ends = pool.submit(Attachment(lending, lambda _: None, lambda _: None).run)
         server.turn_until(lambda: server.registry.of(keys.public))

@@ -64,7 +64,7 @@ def test_a_silent_worker_is_asked_to_end_before_it_is_killed(stage: Stage):
 
     stage.supervisor.restart_due(due)
     assert stage.child.process.wait(10) == -signal.SIGKILL
-    assert stage.supervisor.reap("draft", due).text.startswith("ended by signal 9.")
+    assert stage.supervisor.reap("draft", due).startswith("ended by signal 9.")
 
 
 def test_a_stopped_worker_is_woken_to_hear_that_it_should_end(stage: Stage):
@@ -83,9 +83,10 @@ def test_a_worker_that_is_no_longer_needed_is_asked_to_end_and_not_started_again
     stage.child.succeeded = succeeded
     until(lambda: "SIGTERM" in stage.heard())
     stage.child.process.kill()
-    death = stage.supervisor.reap("draft", 10.0)
+    child = stage.child
+    stage.supervisor.reap("draft", 10.0)
 
-    assert death.retired
+    assert child.retired
     assert stage.supervisor.restarting("draft") == succeeded
     stage.supervisor.forget("draft")
 
@@ -102,10 +103,10 @@ def test_the_end_of_all_begins_with_a_request(stage: Stage):
 def test_a_worker_that_lets_go_of_its_parent_is_not_waited_for(stage: Stage):
     """Its life socket has ended, it has not: everybody else would wait."""
     began = time.monotonic()
-    death = stage.supervisor.reap("draft", began)
+    cause = stage.supervisor.reap("draft", began)
 
     assert time.monotonic() - began < 1.0
-    assert death.text.startswith("closed its connection")
+    assert cause.startswith("closed its connection")
     until(lambda: "SIGTERM" in stage.heard())
     stage.supervisor.forget("draft")
     due = stage.supervisor.deadline()

@@ -1,20 +1,25 @@
-"""Assembles the KV that a remote prefill worker sends, in arenas that this process creates.
+"""Takes in KV of a remote prefill worker and features of a remote target, into shared memory of this process.
 
-Sizes come from the target and from the request, never from the sender. Knows no sockets. The numbers themselves can't
-be checked: a machine that is admitted as a prefill worker can change the text.
+Forms and sizes come from the target, the request and what was asked for, never from the sender. Knows no sockets. The
+numbers themselves can't be checked: a machine that is admitted as a prefill worker can change the text; wrong features
+cost acceptance, and no token.
 """
 
+import logging
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 from msgspec import structs
 
+from protocol.features.blocks import whole
+from protocol.features.ring import FeatureRing
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.kv.exchange import row_bytes
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId
+from protocol.messages.features import FeatureBlock, FeatureForm, Features, Tap, Taps
 from protocol.messages.kv import KvForm, KvOffer
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock
 from protocol.messages.worker import Fault, Hello, Prefill
@@ -36,19 +41,16 @@ class KvIntake:
     def __init__(self, epoch: int, limit: int) -> None:
         self._epoch = epoch
         self._limit = limit
-        self._target: Hello | None = None
+        self.target: Hello | None = None
+        """The local target that is up; its Hello determines the form of KV."""
         self._attempts = count(1)
         self._unfinished: dict[SequenceId, _Unfinished] = {}
         self.dropped = 0
         """Blocks that were not requested, or not in that form."""
 
-    def set_target(self, target: Hello) -> None:
-        """The local target is up; its Hello determines the form of KV."""
-        self._target = target
-
     def mismatch(self, worker: Hello) -> str | None:
         """Why a prefill worker's KV does not fit the target, as a sentence; None if it does."""
-        target = self._target
+        target = self.target
         if target is None or target.kv is None:
             return "The target of this pipeline can't adopt keys and values: attach a draft instead."
         if worker.model_fingerprint != target.model_fingerprint:
@@ -68,9 +70,9 @@ class KvIntake:
     def open(self, message: Prefill) -> Prefill | Fault:
         """Create an arena for a prompt's KV; returns the Prefill to send, or why there is no arena."""
         self.discard(message.sequence)
-        assert self._target is not None
-        assert self._target.kv is not None
-        form = self._target.kv
+        assert self.target is not None
+        assert self.target.kv is not None
+        form = self.target.kv
         layout = ArenaLayout(form.layers, form.kv_heads, len(message.tokens), form.head_size, _element(form))
         if (
             layout.segment_bytes + sum(one.arena.layout.segment_bytes for one in self._unfinished.values())
@@ -78,7 +80,7 @@ class KvIntake:
         ):
             return Fault("refused", "This prompt's KV is larger than the memory for arenas.", message.sequence)
         try:
-            arena = Arena.create(layout, fingerprint=self._target.model_fingerprint, epoch=self._epoch)
+            arena = Arena.create(layout, fingerprint=self.target.model_fingerprint, epoch=self._epoch)
         except SegmentError as error:
             return Fault("refused", str(error), message.sequence)
         attempt = next(self._attempts)
@@ -140,3 +142,80 @@ def _fits(unfinished: _Unfinished, block: KvBlock, payload: bytes) -> bool:
 
 def _element(form: KvForm) -> ElementType:
     return ElementType(form.element)
+
+
+log = logging.getLogger(__name__)
+
+
+class FeatureIntake:
+    """One ring for each sequence that the target serves, from its first block on."""
+
+    def __init__(self, taps: Taps, epoch: int, fingerprint: str) -> None:
+        """`taps`: what the target can record. `fingerprint`: of its weights."""
+        self._taps = taps
+        self._epoch = epoch
+        self._fingerprint = fingerprint
+        self._form: FeatureForm | None = None
+        """What it was told to record."""
+        self._rings: dict[SequenceId, FeatureRing | None] = {}
+        """None until a block comes."""
+        self._warned = False
+        self.dropped = 0
+        """Blocks that are damaged, that nobody asked for, or that were overtaken."""
+
+    def tap(self, tap: Tap) -> None:
+        """The target is told to record these outputs, in new rings."""
+        for sequence in list(self._rings):
+            self._renew(sequence)
+        self._form = FeatureForm(tap.outputs, self._taps.width, tap.projection) if tap.outputs else None
+
+    def begin(self, sequence: SequenceId) -> None:
+        """The target is told to serve this sequence, perhaps again."""
+        self._renew(sequence)
+
+    def end(self, sequence: SequenceId) -> None:
+        """The target serves it no longer."""
+        self._renew(sequence)
+        self._rings.pop(sequence, None)
+
+    def close(self) -> None:
+        """The target is gone."""
+        for sequence in list(self._rings):
+            self.end(sequence)
+
+    def add(self, block: FeatureBlock, payload: bytes) -> Features | None:
+        """Write a block; returns what a target of this machine would say of it. Blocks come in order, perhaps with
+        gaps."""
+        asked = self._form is not None and self._form.reads(block.form) and block.sequence in self._rings
+        rows = whole(block, payload) if asked else None
+        ring = None if rows is None else self._ring_for(block)
+        fits = ring is not None and (ring.form, ring.layout.element) == (block.form, block.element)
+        if rows is None or ring is None or not fits or block.first < ring.available.stop:
+            self.dropped += 1
+            return None
+        ring.write(block.first, rows)
+        first = max(block.first, ring.available.start)
+        return Features(block.sequence, block.round, ring.name, first, block.first + block.rows - first)
+
+    def _ring_for(self, block: FeatureBlock) -> FeatureRing | None:
+        """The ring of the block's sequence, made for its form if there is none; None without shared memory."""
+        ring = self._rings[block.sequence]
+        if ring is None:
+            element = ElementType(block.element)
+            try:
+                ring = FeatureRing.create(block.form, element, fingerprint=self._fingerprint, epoch=self._epoch)
+            except SegmentError as error:
+                if not self._warned:
+                    log.warning("drafts get no features of the target: %s", error)
+                    self._warned = True
+                return None
+            self._rings[block.sequence] = ring
+        return ring
+
+    def _renew(self, sequence: SequenceId) -> None:
+        """The sequence has no ring, until a block comes."""
+        ring = self._rings.get(sequence)
+        if ring is not None:
+            ring.unlink()
+            ring.close()
+        self._rings[sequence] = None

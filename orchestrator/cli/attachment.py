@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from orchestrator.api.client import STAMP
@@ -21,8 +22,8 @@ from orchestrator.machine.hardware import usable_cores, worker_environment
 from orchestrator.machine.servers import KnownServer, remember
 from orchestrator.runtime.restarts import RestartPolicy
 from orchestrator.runtime.session import Session
-from orchestrator.runtime.workers.launch import launch, worker_command
-from protocol.contracts.model_folder import UNQUANTIZED, KvBits
+from orchestrator.runtime.workers.supervisor import launch, worker_command
+from protocol.contracts.model_folder import KvBits, UNQUANTIZED
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import Role, plain
 from protocol.messages.client import Refused
@@ -45,24 +46,30 @@ class Lending:
     """The worker that is lent, and the server."""
 
     role: Role
-    engine: str
-    model: str
-    """Folder; empty for an engine that needs no model."""
     server: KnownServer
     name: str
     """The name of this machine that is proposed to the server."""
     folder: Path
     """Folder of this machine's keys."""
-    source: str = ""
-    """Folder of the original model, if `model` is a conversion of it."""
-    target: str = ""
-    """Folder of the target, if `model` is a trained drafter."""
-    kv_bits: KvBits = UNQUANTIZED
-    """Of a target's keys and values, and equally of a prefill worker's."""
-    prefix_cache: int = 0
-    """MiB of this machine's memory for KV of ended requests, if the server lets workers keep it."""
+    worker: WorkerSetup
+    """Without the stamp. Its prefix cache is used if the server lets workers keep KV of ended requests."""
     line: JoinLine | None = None
     """For a server that this machine has not joined yet."""
+
+
+def lent_worker(server: KnownServer, folder: Path, engine: str, model: str, **others: Any) -> WorkerSetup:
+    """The setup of a worker for this server; `folder`: of this machine's keys."""
+    return WorkerSetup(
+        address=server.address,
+        epoch=0,
+        incarnation=0,
+        server=server.public.decode(),
+        keys=str(folder),
+        patience=_SERVER_SILENCE,
+        engine=engine,
+        model=model,
+        **others,
+    )
 
 
 class _TemporaryRefusal(Exception):
@@ -229,24 +236,13 @@ class Attachment:
 
     def _launch(self, welcome: Welcome) -> _Worker:
         lending = self._lending
-        setup = WorkerSetup(
-            address=lending.server.address,
-            epoch=welcome.epoch,
-            incarnation=welcome.incarnation,
-            server=lending.server.public.decode(),
-            keys=str(lending.folder),
-            patience=_SERVER_SILENCE,
-            engine=lending.engine,
-            model=lending.model,
-            source=lending.source,
-            target=lending.target,
-            kv_bits=lending.kv_bits,
-            prefix_cache=lending.prefix_cache if welcome.keeps_kv else 0,
-        )
+        cache = lending.worker.prefix_cache if welcome.keeps_kv else 0
+        stamp = {"epoch": welcome.epoch, "incarnation": welcome.incarnation}
+        setup = msgspec.structs.replace(lending.worker, **stamp, prefix_cache=cache)
         environment = worker_environment(lending.role, usable_cores())
         log = self._session.log(lending.role)
         process, pipe = launch(worker_command(lending.role), setup, log, environment)
-        self._show(f"Loading {lending.model or lending.engine} ...")
+        self._show(f"Loading {setup.model or setup.engine} ...")
         return _Worker(welcome.life, (welcome.epoch, welcome.incarnation), process, pipe)
 
     def _connect(self, keys: KeyPair) -> Link:

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -27,44 +27,8 @@ _REDRAWS = 8
 """A second; rendering costs more the longer an answer is."""
 
 
-class AnswerScreen(Protocol):
-    """A context for one answer."""
-
-    def __enter__(self) -> "AnswerScreen": ...
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, text: str, status: str) -> None:
-        """The answer so far; before its first word, `status` alone."""
-        ...
-
-    def finish(self, text: str, status: str) -> None:
-        """All of it."""
-        ...
-
-
-class Screen(Protocol):
-    @property
-    def lasting(self) -> bool:
-        """Whether the chat goes on after a mistake or a stopped answer."""
-        ...
-
-    def ask(self) -> str | None:
-        """The next message; None at the end. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
-        ...
-
-    def note(self, words: str, wrong: bool = False) -> None:
-        """Something that is no answer."""
-        ...
-
-    def confirm(self, question: str) -> bool:
-        """Whether the user says yes; without a terminal nobody does."""
-        ...
-
-    def answering(self) -> AnswerScreen: ...
-
-
 @contextmanager
-def screen(history: Path | None) -> Iterator[Screen]:
+def screen(history: Path | None) -> Iterator["Screen"]:
     """`history`: a file for the lines that are typed on a terminal, or None."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         yield Plain()
@@ -86,8 +50,10 @@ class Plain:
     """For scripts: a line is a message, its answer is text, everything else goes to stderr."""
 
     lasting = False
+    """Whether the chat goes on after a mistake or a stopped answer."""
 
     def ask(self) -> str | None:
+        """The next message; None at the end. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
         message: list[str] = []
         for line in iter(sys.stdin.readline, ""):
             text = line.rstrip("\r\n")
@@ -100,6 +66,7 @@ class Plain:
         print(words, file=sys.stderr)
 
     def confirm(self, question: str) -> bool:
+        """Without a terminal nobody says yes."""
         return False
 
     def answering(self) -> "PlainAnswer":
@@ -107,6 +74,9 @@ class Plain:
 
 
 class PlainAnswer:
+    """A context for one answer: `show` gets what there is so far, or `status` alone before its first word; `finish`
+    gets all of it."""
+
     def __init__(self) -> None:
         self._told = 0
 
@@ -152,7 +122,7 @@ class Terminal:
 
 
 class LiveAnswer:
-    """Markdown that grows, above a status line."""
+    """As PlainAnswer. Markdown that grows, above a status line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -179,6 +149,9 @@ class LiveAnswer:
         self._live.stop()
         self._console.print(Markdown(text))
         self._console.print(Text(status, style="dim"))
+
+
+Screen: TypeAlias = Plain | Terminal
 
 
 class _End:

@@ -9,9 +9,8 @@ import click
 from click.core import ParameterSource
 
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.configuration import model_defaults
+from orchestrator.cli.configuration import model_defaults, strength
 from orchestrator.cli.pipeline_options import pipeline_options
-from orchestrator.cli.precedence import strength
 from protocol.errors import InputError
 
 _CHOOSING = ("target", "draft", "pair")
