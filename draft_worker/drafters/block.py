@@ -284,13 +284,6 @@ class MarkovHead(nn.Module):
         """(..., head) numbers to add to a row's logits."""
         return self.markov_w2(latent)
 
-    def latents(self, tokens: mx.array, hidden: mx.array) -> mx.array:
-        """(..., rows, rank) latents of whole blocks, whose tokens are known: in training.
-
-        `tokens` (..., rows): the token before each row. `hidden` (..., rows, width).
-        """
-        return self.step(self.initial(0), tokens, hidden)[1]
-
 
 class GatedMarkovHead(MarkovHead):
     """The row's state decides how much of the token's vector counts."""
@@ -317,14 +310,6 @@ class RecurrentMarkovHead(MarkovHead):
         gate = mx.sigmoid(gate)
         return gate * state + (1 - gate) * mx.tanh(candidate), mx.tanh(output)
 
-    def latents(self, tokens: mx.array, hidden: mx.array) -> mx.array:
-        state = mx.zeros((*tokens.shape[:-1], self._rank), hidden.dtype)
-        rows = []
-        for row in range(tokens.shape[-1]):
-            state, latent = self.step(state, tokens[..., row], hidden[..., row, :])
-            rows.append(latent)
-        return mx.stack(rows, axis=-2)
-
 
 class ChoiceSelector(nn.Module):
     """Corrects the logits of a row's best tokens by the token before the row.
@@ -338,11 +323,3 @@ class ChoiceSelector(nn.Module):
         self.predecessor_codebook = mx.random.normal((form.vocabulary, form.rank), scale=spread)
         self.successor_codebook = mx.random.normal((form.vocabulary, form.rank), scale=spread)
         self.hidden_projection = nn.Linear(form.width, form.rank, bias=False)
-
-    def corrections(self, tokens: mx.array, latents: mx.array, choices: mx.array) -> mx.array:
-        """(..., K) numbers to add to the logits of (..., K) `choices`.
-
-        `tokens` (...): those before the rows. `latents` (..., rank): projections of the rows' states.
-        """
-        before = self.predecessor_codebook[tokens] * latents
-        return (self.successor_codebook[choices] @ before[..., None])[..., 0]

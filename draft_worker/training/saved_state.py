@@ -1,15 +1,18 @@
-"""The state of an unfinished training in one file, which is replaced whole."""
+"""What an unfinished training keeps in files that are replaced whole: its state, and the tokens of its head."""
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
+from draft_worker.head_tokens import are_head_tokens
 from draft_worker.training.optimisers import Optimisers
-from draft_worker.training.whole_file import whole_file
+from draft_worker.training.rows import whole_file
 from protocol.errors import InputError
 
 _FILE = Path("training") / "state.safetensors"
@@ -98,3 +101,42 @@ def _read(path: Path) -> tuple[dict[str, mx.array], Progressed]:
 
 def _part(arrays: dict[str, mx.array], prefix: str) -> list[tuple[str, mx.array]]:
     return [(name.removeprefix(prefix), array) for name, array in arrays.items() if name.startswith(prefix)]
+
+
+_HEAD = Path("training") / "head_tokens.npy"
+
+
+def kept_head_tokens(folder: Path, size: int, vocabulary: int) -> np.ndarray | None:
+    """Those of a training that has begun; None: it has not. Raises InputError for tokens that are not its own."""
+    path = folder / _HEAD
+    if not path.is_file():
+        return None
+    try:
+        found = np.load(path)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise _damaged(path, str(error)) from error
+    integers = isinstance(found, np.ndarray) and np.issubdtype(found.dtype, np.integer)
+    if not integers or not are_head_tokens(found, vocabulary):
+        raise _damaged(path, f"no ascending tokens below {vocabulary}")
+    wanted = min(size, vocabulary)
+    if len(found) != wanted:
+        raise InputError(
+            f"{path} holds {len(found)} tokens instead of {wanted}: pass the same --head as before, or another folder "
+            "as --out."
+        )
+    return found.astype(np.int64)
+
+
+def head_tokens(folder: Path, size: int, counts: np.ndarray) -> np.ndarray:
+    """(size,) ascending: those written most, `counts` (vocabulary,) times."""
+    kept = kept_head_tokens(folder, size, len(counts))
+    if kept is not None:
+        return kept
+    most = np.sort(np.argsort(-counts, kind="stable")[:size])
+    with whole_file(folder / _HEAD) as path:
+        np.save(path, most)
+    return most
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(f"{path} is damaged ({what}): pass another folder as --out, where the training begins again.")

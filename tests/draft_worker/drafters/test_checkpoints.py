@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from draft_worker.drafters.block_checkpoint import read_block, write_block
+from draft_worker.drafters.block_checkpoint import read_block
 from draft_worker.drafters.token_ends import target_ends
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
+from tests.support.models.block_files import write_block
 from tests.support.models.trained_drafters import (
     BLOCK_KINDS,
     SHORT_HEAD,

@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.training.corpus.rows import Answers, Shards, save_answers, save_states, state_outputs, stored
-from draft_worker.training.corpus.states import tap_of
-from draft_worker.training.preparation import AnswerText, claim, divided, packed, record_states, texts, without_loop
+from draft_worker.training.answers import AnswerText, divided, packed, texts, without_loop
+from draft_worker.training.rows import Answers, Shards, save_answers, save_states, state_outputs, stored
+from draft_worker.training.states import claim, record_states, tap_of
 from draft_worker.training.target import Target
 from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FINAL
