@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from draft_worker.engine import Engine
-from draft_worker.feature_sources import attached_ring
+from draft_worker.features import attached_ring
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine
 from protocol.inference.light_import import import_models

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from draft_worker.engine import Batch, EngineSequence
-from draft_worker.feature_feed import FeatureFeed
+from draft_worker.features import FeatureFeed
 from draft_worker.growth import TreeGrowth
 from protocol.common_prefix import common_prefix
 from protocol.messages.base import MAX_NODES, NodeId, Round, SequenceId, plain

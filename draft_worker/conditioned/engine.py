@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.context_columns import ContextColumns, widened
-from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
 from draft_worker.conditioned.committed_rows import CommittedRows
 from draft_worker.conditioned.runner import ConditionedRunner, Input, TreeRows, Wave
 from draft_worker.engine import Batch, EngineSequence, SharedKv

@@ -11,7 +11,7 @@ from draft_worker.coreml.arrays import Half, Single
 from draft_worker.coreml.package import HOST, MODEL, Package, rotation_tables
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.rotation import Rotation
-from draft_worker.head_tokens import HeadTokens, are_head_tokens
+from draft_worker.short_head import HeadTokens, are_head_tokens
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from protocol.errors import InputError
 

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import KVCache
 
-from draft_worker.candidates.few_tokens import SelectorTables
+from draft_worker.candidates.block_candidates import SelectorTables
 from draft_worker.drafters.block import BlockDrafter, BlockPart, KeysValues, MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
-from draft_worker.head_tokens import HeadTokens
 from draft_worker.projection import ProjectionMatrix, in_groups
+from draft_worker.short_head import HeadTokens
 from protocol.contracts.drafters.description import BlockForm
 from protocol.messages.features import FeatureForm
 from protocol.sampling.top_tokens import top

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from draft_worker.head_tokens import HeadTokens, are_head_tokens
+from draft_worker.short_head import HeadTokens, are_head_tokens
 from protocol.contracts.drafters.checkpoint import UNUSED, damaged
 from protocol.contracts.drafters.description import BlockForm, DecoderForm, Eagle3Form, MtpForm, Quantization
 from protocol.contracts.drafters.detection import read_drafter

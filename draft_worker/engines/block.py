@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Self
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.few_tokens import SelectorTables, propose_among
-from draft_worker.candidates.ranked_rows import RankedRows
-from draft_worker.columns_engine import ColumnsEngine
-from draft_worker.drafters.block import MarkovHead
-from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.candidates.block_candidates import RankedRows, SelectorTables, propose_among
+from draft_worker.candidates.head_columns import Columns, ColumnsEngine
+from draft_worker.drafters.block import MarkovHead, read_block
 from draft_worker.drafters.block_forward import (
     Block,
     BlockContext,

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
-from draft_worker.head_tokens import HeadTokens, read_head_tokens
+from draft_worker.short_head import HeadTokens, read_head_tokens
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.early_exit import LAYER, NORM
 from protocol.contracts.engines import EngineDeclaration

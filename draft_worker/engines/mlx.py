@@ -7,12 +7,9 @@ from typing import Self
 
 import mlx.core as mx
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.context_columns import ContextColumns, widened
-from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
 from draft_worker.engine import Batch, EngineSequence
-from draft_worker.head_tokens import HeadTokens, read_head_tokens
-from draft_worker.short_head import ShortHead, shorten_head
+from draft_worker.short_head import HeadTokens, ShortHead, read_head_tokens, shorten_head
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire

@@ -6,7 +6,7 @@ import numpy as np
 
 from draft_worker.engine import Batch
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
-from draft_worker.head_tokens import HeadTokens
+from draft_worker.short_head import HeadTokens
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.language_model import LanguageModel
 from protocol.speculation.candidates import Candidates

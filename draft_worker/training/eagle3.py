@@ -13,8 +13,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import write_eagle3
+from draft_worker.drafters.eagle3 import Eagle3, write_eagle3
 from draft_worker.training.chains import Chains, Judge, drawn, no_hits, whole, windows
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.rows import Row

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from draft_worker.head_tokens import are_head_tokens
+from draft_worker.short_head import are_head_tokens
 from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.rows import whole_file
 from protocol.errors import InputError

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from draft_worker import feature_sources
-from draft_worker.feature_sources import ReceivedBlocks, attached_ring
+from draft_worker import features
+from draft_worker.features import ReceivedBlocks, attached_ring
 from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
@@ -85,7 +85,7 @@ def test_blocks_that_do_not_fit_are_dropped(stray: FeatureShipment):
 
 
 def test_the_oldest_blocks_go_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(feature_sources, "_KEPT_BYTES", 10 * 24)
+    monkeypatch.setattr(features, "_KEPT_BYTES", 10 * 24)
     received = source(*(block(first, 4) for first in range(0, 40, 4)))
 
     assert received.available == range(32, 40)

@@ -8,8 +8,7 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.utils import load_model
 
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import write_eagle3
+from draft_worker.drafters.eagle3 import Eagle3, write_eagle3
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
 from orchestrator.runtime.recording import replay

@@ -23,7 +23,7 @@ from draft_worker.coreml.conversion.layers import NotConvertible, read_structure
 from draft_worker.coreml.conversion.weights import Constants, head_chunks
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, DecoderShape, Package, rotation_tables
 from draft_worker.coreml.toolchain import toolchain
-from draft_worker.head_tokens import HeadTokens, read_head_tokens
+from draft_worker.short_head import HeadTokens, read_head_tokens
 from protocol.contracts.coreml.conversion import FOLDER_FACTS, Choices, Progress
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError

@@ -12,7 +12,7 @@ from draft_worker.coreml.conditioning import Conditioning
 from draft_worker.coreml.conversion.layers import Structure
 from draft_worker.coreml.package import DecoderShape
 from draft_worker.coreml.rotation import Rotation, reorder
-from draft_worker.head_tokens import HeadTokens
+from draft_worker.short_head import HeadTokens
 from protocol.errors import InputError
 
 _ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")

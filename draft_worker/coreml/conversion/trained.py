@@ -31,11 +31,9 @@ from draft_worker.coreml.rotation import pair_order
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner, PackageContext
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.drafters.block import BlockDrafter
-from draft_worker.drafters.block_checkpoint import BlockCheckpoint, read_block
+from draft_worker.drafters.block import BlockCheckpoint, BlockDrafter, read_block
 from draft_worker.drafters.block_forward import Block, BlockKv, BlockRows, MlxBlockRunner
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
+from draft_worker.drafters.eagle3 import Eagle3, borrow_ends, read_eagle3
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends, load_target
 from protocol.contracts.coreml.conversion import Choices, WeightKind
 from protocol.contracts.drafters.description import BlockForm, DecoderForm, Drafter

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.candidates.few_tokens import SelectorTables
-from draft_worker.candidates.shortlist import best_tokens
+from draft_worker.candidates.block_candidates import SelectorTables
+from draft_worker.candidates.host_ranking import best_tokens
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.conditioning import SELECTOR
 from draft_worker.coreml.converted import Converted, HostTables

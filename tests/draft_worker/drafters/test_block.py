@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.candidates.few_tokens import SelectorTables
-from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.candidates.block_candidates import SelectorTables
+from draft_worker.drafters.block import read_block
 from draft_worker.drafters.block_forward import Block, BlockContext, BlockKv, BlockRows, MlxBlockRunner
 from draft_worker.drafters.token_ends import target_ends
 from tests.support.block_reference import BlockReference

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.drafters.block import read_block
 from draft_worker.drafters.token_ends import target_ends
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError

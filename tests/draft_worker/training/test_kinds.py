@@ -11,9 +11,8 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
-from draft_worker.head_tokens import read_head_tokens
+from draft_worker.drafters.eagle3 import Eagle3, read_eagle3
+from draft_worker.short_head import read_head_tokens
 from draft_worker.training.chains import NO_PLACE
 from draft_worker.training.kinds import KINDS
 from draft_worker.training.rows import Shards

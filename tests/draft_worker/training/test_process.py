@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
+from draft_worker.drafters.eagle3 import read_eagle3
 from draft_worker.training.__main__ import Process
 from draft_worker.training.answers import write_answers
 from draft_worker.training.optimisers import Optimisers

@@ -7,8 +7,7 @@ import mlx.core as mx
 
 from draft_worker.coreml.conversion.trained import convert_drafter
 from draft_worker.coreml.converted import Converted
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import write_eagle3
+from draft_worker.drafters.eagle3 import Eagle3, write_eagle3
 from draft_worker.engine import Engine
 from draft_worker.engines import block, eagle3
 from protocol.contracts.coreml.conversion import Choices

@@ -11,8 +11,7 @@ import pytest
 from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
-from draft_worker.head_tokens import read_head_tokens
-from draft_worker.short_head import shorten_head
+from draft_worker.short_head import read_head_tokens, shorten_head
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
