@@ -31,9 +31,18 @@ def _built(setup: WorkerSetup) -> Worker:
 
 def _open(setup: WorkerSetup) -> Engine:
     """Imports only the engine that is used: MLX costs time that prompt lookup does not need."""
-    if draft_engine(setup.engine).model != "none":
+    runs = draft_engine(setup.engine).model
+    if runs != "none":
         import_models()
-    return importlib.import_module(f"draft_worker.engines.{setup.engine}").load(setup)
+    began = time.perf_counter()
+    engine: Engine = importlib.import_module(f"draft_worker.engines.{setup.engine}").load(setup)
+    if runs in ("checkpoint", "drafter"):
+        from protocol.inference.device import BESIDE_TARGET, wire
+
+        wire(setup.gpu_share, BESIDE_TARGET)
+        if setup.pace is None:
+            engine.costs = engine.measured(time.perf_counter() - began)
+    return engine
 
 
 if __name__ == "__main__":

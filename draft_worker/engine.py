@@ -125,8 +125,9 @@ class EngineSequence(ABC):
         """Drop all rows, and the committed tokens behind `length`, or a few more: see `reach`."""
 
     def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
-        """Take the target's features, (tokens, outputs * width), of the committed tokens from index `first` on, for the
-        next forwards. Features of tokens that are not committed yet, or of outputs that differ, are never fed."""
+        """Take the target's features, (tokens, outputs * width), finite and within half precision, of the committed
+        tokens from index `first` on, for the next forwards. Features of tokens that are not committed yet, or of
+        outputs that differ, are never fed."""
         raise AssertionError("this draft reads no features")
 
     @property
@@ -232,11 +233,15 @@ class Engine(StatedModel, ABC):
     grammars: "Grammars | None" = None
     """Of the model's tokenizer, for an engine whose candidates follow a request's logits processors."""
     costs: tuple[tuple[int, float], ...] = ()
-    """Seconds of a forward by its tokens, as measured while loading; empty if nothing was measured."""
+    """Seconds of a forward by its tokens, as measured after loading; empty if nothing was measured."""
 
     @abstractmethod
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
         """A new, empty sequence for a request that a target of `vocabulary` tokens samples by `sampling`."""
+
+    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
+        """`costs` of an engine that took `loading` seconds to load, where that is worth its time."""
+        return ()
 
     def processors(self, start: Start) -> "LogitsProcessors | None":
         """The logits processors of a sequence at `start`; None if it needs none, or the engine has no `grammars`."""

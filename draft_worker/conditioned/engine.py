@@ -3,7 +3,6 @@
 What the engines `eagle3` and `mtp` share.
 """
 
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
@@ -17,7 +16,6 @@ from draft_worker.conditioned.runner import ConditionedRunner, Input, TreeRows, 
 from draft_worker.engine import Batch, EngineSequence, SharedKv
 from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference
@@ -53,16 +51,14 @@ class ConditionedEngine(ColumnsEngine):
 
     @classmethod
     def load(cls, setup: WorkerSetup, load_runner: Callable[[Path, Path | None], ConditionedRunner]) -> Self:
-        """`load_runner`: from the folders of the drafter and of its target, if that is another one. Costs are measured
-        where that is worth its time. Raises InputError as it does."""
-        began = time.perf_counter()
+        """`load_runner`: from the folders of the drafter and of its target, if that is another one. Raises InputError
+        as it does."""
         folder, target = Path(setup.model), Path(setup.target) if setup.target else None
         runner, tokens = load_runner(folder, target), target or folder
-        engine = cls(setup.engine, folder, runner, vocabulary_fingerprint(tokens), tokens)
-        wire(setup.gpu_share, BESIDE_TARGET)
-        if setup.pace is None:
-            engine.costs = runner.costs(time.perf_counter() - began)
-        return engine
+        return cls(setup.engine, folder, runner, vocabulary_fingerprint(tokens), tokens)
+
+    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
+        return self._runner.costs(loading)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         return self.around(self.rows(), sampling, vocabulary)

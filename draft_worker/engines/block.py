@@ -30,7 +30,6 @@ from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.features import FeatureForm
@@ -51,9 +50,7 @@ _BLOCKS = 16
 
 def load(setup: WorkerSetup) -> "BlockEngine":
     """Raises InputError if the folder holds no block drafter, or one of another target."""
-    engine = BlockEngine.load(Path(setup.model), Path(setup.target) if setup.target else None)
-    wire(setup.gpu_share, BESIDE_TARGET)
-    return engine
+    return BlockEngine.load(Path(setup.model), Path(setup.target) if setup.target else None)
 
 
 class BlockEngine(ColumnsEngine):

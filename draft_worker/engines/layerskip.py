@@ -21,7 +21,6 @@ from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
-from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
@@ -44,7 +43,6 @@ def load(setup: WorkerSetup) -> "LayerSkipEngine":
     if not setup.target:
         raise InputError("The draft engine layerskip needs the target's folder: pass --target.")
     model = LanguageModel.load(target, FirstLayers(exit_.layers, folder))
-    wire(setup.gpu_share, BESIDE_TARGET)
     # A trained layer of its own behind the target's has KV that no target computes.
     whole = len(model.network.layers) == exit_.layers
     exchange = _exchange(setup, model) if whole else None
@@ -79,6 +77,10 @@ class LayerSkipEngine(MlxEngine):
         self.exchange = exchange
         if exchange is not None:
             self.kv, self.model_fingerprint = exchange.form, exchange.fingerprint
+
+    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
+        """Nothing: the target measures its own layers."""
+        return ()
 
     def around(self, rows: TreeSequence | PathSequence, sampling: Sampling, vocabulary: int) -> "LayerSkipSequence":
         return LayerSkipSequence(self, rows, sampling, self.columns(vocabulary))

@@ -1,6 +1,7 @@
 """The MLX draft with its tokens replaced by random ones: measures the cost of a useless draft."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +18,7 @@ ENGINE = EngineDeclaration(help="guesses blindly at the cost of mlx, for measure
 
 def load(setup: WorkerSetup) -> "RandomEngine":
     """Raises InputError if the folder holds no model that can serve."""
-    return RandomEngine.of(setup)
+    return RandomEngine.load(Path(setup.model))
 
 
 class RandomEngine(MlxEngine):

@@ -149,11 +149,6 @@ def stated_outputs(folder: Path) -> tuple[int, ...]:
     return tuple(json.loads(path.read_text())) if path.is_file() else ()
 
 
-def state_width(folder: Path) -> int:
-    """Elements of an output in the first shard of states."""
-    return np.load(states_path(folder, 0), mmap_mode="r").shape[-1]
-
-
 def state_outputs(folder: Path, outputs: tuple[int, ...]) -> None:
     """Say which outputs the states of `folder` hold. States of others are removed."""
     path = folder / _STATES / _OUTPUTS

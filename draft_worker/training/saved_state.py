@@ -25,8 +25,8 @@ class Progressed(msgspec.Struct, kw_only=True):
 
     settings: str
     """What must be the same for the training to go on."""
-    target: str = ""
-    """The target's fingerprint; empty in a state that was saved before states had one."""
+    target: str
+    """The target's fingerprint."""
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -65,16 +65,8 @@ def restore(folder: Path, settings: str, target: str, network: nn.Module, optimi
         return Progressed(settings=settings, target=target)
     arrays, progressed = _read(path)
     _require_same(folder, progressed, settings, target)
-    weights = _part(arrays, _WEIGHT)
-    flat: Any = tree_flatten(network.trainable_parameters())
-    if {name: array.shape for name, array in weights} != {name: array.shape for name, array in flat}:
-        raise InputError(
-            f"{path} holds weights of other shapes than this training's: pass the target that it began with, or "
-            "another folder as --out."
-        )
-    network.load_weights(weights, strict=False)
+    network.load_weights(_part(arrays, _WEIGHT), strict=False)
     optimisers.state = tree_unflatten(_part(arrays, _OPTIMISER))
-    progressed.target = target
     return progressed
 
 
@@ -84,7 +76,7 @@ def _require_same(folder: Path, progressed: Progressed, settings: str, target: s
             f"{folder} holds a training with other settings ({progressed.settings}; now {settings}): pass the same "
             "again, or another folder as --out."
         )
-    if progressed.target not in {"", target}:
+    if progressed.target != target:
         raise InputError(
             f"{folder} holds a training for another target: pass the same as --target again, or another folder as "
             "--out."

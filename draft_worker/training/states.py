@@ -21,7 +21,6 @@ from draft_worker.training.rows import (
     read_answers,
     save_states,
     state_outputs,
-    state_width,
     stated_outputs,
     states_path,
     stored,
@@ -81,10 +80,7 @@ class _Owner(msgspec.Struct):
 
 
 def claim(work: Path, target: Target) -> None:
-    """Note in `work` whose answers it holds. Raises InputError if they are another target's.
-
-    Answers of before this file existed are taken for this target's.
-    """
+    """Note in `work` whose answers it holds. Raises InputError if they are another target's."""
     path, fingerprint = work / _TARGET, target.fingerprint
     owner = _owner(path)
     if owner is not None and owner.fingerprint == fingerprint:
@@ -111,10 +107,8 @@ def record_states(
     """States of all shards, or of the rows that there is time for, with these outputs at least and FINAL last. Returns
     which they hold.
 
-    Raises InputError for states of another target, as far as their width tells, and for a target without taps.
+    Raises InputError for a target without taps.
     """
-    if states_path(work, 0).is_file() and state_width(work) != target.width:
-        raise InputError(f"{work} holds the states of another target: pass another folder as --work.")
     known = stated_outputs(work)
     if not set(outputs) <= set(known):
         known = (*sorted({*outputs, *known} - {FINAL}), FINAL)

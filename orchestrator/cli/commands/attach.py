@@ -29,6 +29,7 @@ from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.target_hosts import checked_hosts
 from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.kv_bits import KvBits
@@ -192,7 +193,7 @@ class _Model(NamedTuple):
 
 def _draft(engine: DraftEngineName, draft: str | None, target: str | None) -> _Model:
     with ConversionBar(False) as bar:
-        choice = draft_choice(engine, draft, bar, target)
+        choice = draft_choice(engine, draft, bar, None if target is None else resolve(target, "target", bar))
     print_notes([choice.note])
     return _Model(choice.engine, str(choice.folder or ""), target=str(choice.target or ""))
 

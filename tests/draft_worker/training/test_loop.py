@@ -12,7 +12,7 @@ from draft_worker.training.held_out import Examiner
 from draft_worker.training.loop import Shell, Stopped, TrainingLoop
 from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.rows import HELD_OUT, Shards
-from draft_worker.training.saved_state import Progressed, head_tokens, kept_head_tokens, save
+from draft_worker.training.saved_state import head_tokens, kept_head_tokens, save
 from draft_worker.training.target import Target
 from protocol.contracts.training import TRAINED_KINDS, TrainedKind, TrainingChoices, TrainingProgress
 from protocol.errors import InputError, PipelineError
@@ -90,16 +90,6 @@ def test_a_state_of_another_target_is_refused(target: Target, work: Path, tmp_pa
 
     with pytest.raises(InputError, match="a training for another target: pass the same as --target"):
         Stage(other, work, tmp_path / "out", steps=1)
-
-
-def test_weights_of_other_shapes_are_refused(target: Target, work: Path, tmp_path: Path):
-    """As in a state that was saved before states named their target."""
-    stage = Stage(target, work, tmp_path, "lm", steps=1)
-    network = trainee("eagle3", target, work)[0].network
-    save(tmp_path, Progressed(settings=stage.loop.progressed.settings), network, Optimisers(network.parameters()))
-
-    with pytest.raises(InputError, match="weights of other shapes"):
-        Stage(target, work, tmp_path, "lm", steps=1)
 
 
 @pytest.mark.parametrize("lost", [{"shards": 2}, {"position": 99}])

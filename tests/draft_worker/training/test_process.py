@@ -148,7 +148,12 @@ def test_a_target_without_a_stack_of_layers_is_refused(order: TrainingOrder):
 def test_what_can_t_be_trained_is_refused_before_anything_is_answered(order: TrainingOrder, choices: dict, words: str):
     settings = "--kind eagle3 --head 30 --layers 0 --seed 0"
     network = nn.Linear(1, 1)
-    save(Path(order.out), Progressed(settings=settings), network, Optimisers(network.trainable_parameters()))
+    save(
+        Path(order.out),
+        Progressed(settings=settings, target=Target(Path(order.target)).fingerprint),
+        network,
+        Optimisers(network.trainable_parameters()),
+    )
     changed = msgspec.structs.replace(order, choices=msgspec.structs.replace(order.choices, **choices))
 
     with pytest.raises(InputError, match=words):

@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.thorough
 def test_the_folder_drafts_by_core_ml_without_naming_an_engine(root: Path):
-    choice = draft_choice(AUTO, str(root / "package"), target=str(root / "target"))
+    choice = draft_choice(AUTO, str(root / "package"), target=root / "target")
 
     assert (choice.engine, choice.folder) == ("coreml", root / "package")
 
