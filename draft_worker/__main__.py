@@ -22,14 +22,14 @@ def main() -> int:
 
 
 def _built(setup: WorkerSetup) -> Worker:
-    engine, pacer = _open(setup), Pacer(setup.pace)
+    engine, pacer = open_engine(setup), Pacer(setup.pace)
     attach = partial(attached_ring, epoch=setup.epoch)
     kept, pool = setup.kept_bytes, setup.kv_pool
     worker = DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, kept, attach, pool)
     return SurvivingWorker(worker)
 
 
-def _open(setup: WorkerSetup) -> Engine:
+def open_engine(setup: WorkerSetup) -> Engine:
     """Imports only the engine that is used: MLX costs time that prompt lookup does not need."""
     runs = draft_engine(setup.engine).model
     if runs != "none":

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.candidates.lookup_mixture import mix
-from draft_worker.candidates.ranking import MIN_CANDIDATES, block_places, propose
+from draft_worker.candidates.ranking import MIN_CANDIDATES, block_places, mix, propose
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, draft_stream, gumbel, noise_bits
@@ -194,7 +193,7 @@ class RankedRows:
         return Candidates(found.tokens[:count], found.probabilities[:count])
 
     def _mixed(self, row: int, followers: Sequence[tuple[int, float]]) -> Candidates:
-        """`lookup_mixture.mixed`, in shares of the mass of the row's scores.
+        """`ranking.mixed`, in shares of the mass of the row's scores.
 
         A follower's score rises by log(1 + odds / p), where p is its probability before noise. So its share s rises by
         odds * s / p, and s / p is the exponential of its noise over the mean of all tokens' exponentials.

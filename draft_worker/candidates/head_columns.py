@@ -11,8 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from draft_worker.candidates.lookup_mixture import Followers, mixed
-from draft_worker.candidates.ranking import propose
+from draft_worker.candidates.ranking import Followers, mixed, propose
 from draft_worker.engine import Batch, Engine
 from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.messages.sampling import Sampling

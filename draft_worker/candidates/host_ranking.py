@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.candidates.lookup_mixture import mix
-from draft_worker.candidates.ranking import MIN_CANDIDATES
+from draft_worker.candidates.ranking import MIN_CANDIDATES, mix
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key

@@ -13,8 +13,7 @@ import numpy as np
 from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
 from draft_worker.conditioned.committed_rows import CommittedRows
 from draft_worker.conditioned.runner import ConditionedRunner, Input, TreeRows, Wave
-from draft_worker.engine import Batch, EngineSequence, SharedKv
-from draft_worker.row_tree import RowTree, TokenRow
+from draft_worker.engine import Batch, EngineSequence, RowTree, SharedKv, TokenRow
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError

@@ -80,7 +80,7 @@ class BlockDrafter(nn.Module):
             hidden = hidden * form.input_scale
         before = _same_block(blocks, form.taps)
         for number, layer in enumerate(self.layers):
-            hidden = layer(hidden, positions, [_LayerPart.of(part, number) for part in parts], before)
+            hidden = layer(hidden, positions, parts, number, before)
         return self.norm(hidden)
 
     def logits(self, states: mx.array, head: Callable[[mx.array], mx.array]) -> mx.array:
@@ -116,18 +116,6 @@ class BlockDrafter(nn.Module):
         return [masks[window] for window in self.form.windows or (None,) * self.form.layers]
 
 
-class _LayerPart(NamedTuple):
-    """A `BlockPart` of one layer."""
-
-    inputs: int
-    context: KeysValues
-    visible: mx.array | None
-
-    @classmethod
-    def of(cls, part: BlockPart, layer: int) -> "_LayerPart":
-        return cls(part.inputs, part.context[layer], part.visible[layer])
-
-
 def _same_block(blocks: mx.array | None, taps: int) -> list[mx.array | None]:
     """For 1, 2, ... up to `taps` - 1 inputs back, whether that input is of the same block: (B, L - back, 1) bools, of
     the inputs from `back` on; None: each is."""
@@ -154,11 +142,14 @@ class BlockLayer(nn.Module):
         self,
         hidden: mx.array,
         positions: mx.array,
-        parts: Sequence[_LayerPart],
+        parts: Sequence[BlockPart],
+        number: int,
         before: Sequence[mx.array | None],
     ) -> mx.array:
+        """`number`: of the layer."""
+
         def attended(normed: mx.array) -> mx.array:
-            return self.self_attn(normed, positions, parts)
+            return self.self_attn(normed, positions, parts, number)
 
         normed = self.input_layernorm(hidden)
         hidden = hidden + (self.attention_conv(normed, attended, before) if self._convolves else attended(normed))
@@ -226,17 +217,17 @@ class BlockAttention(nn.Module):
         keys = self._rotated(self.k_norm(self._heads(self.k_proj(states))), positions)
         return KeysValues(keys, self._heads(self.v_proj(states)).transpose(0, 2, 1, 3))
 
-    def __call__(self, hidden: mx.array, positions: mx.array, parts: Sequence[_LayerPart]) -> mx.array:
+    def __call__(self, hidden: mx.array, positions: mx.array, parts: Sequence[BlockPart], layer: int) -> mx.array:
         queries = self._rotated(self.q_norm(self._heads(self.q_proj(hidden))), positions)
         own = self.keys_values(hidden, positions)
         attended, first = [], 0
-        for count, context, visible in parts:
-            part = slice(first, first + count)
+        for count, contexts, visible in parts:
+            part, context = slice(first, first + count), contexts[layer]
             keys = mx.concatenate([context.keys, own.keys[:, :, part]], axis=2)
             values = mx.concatenate([context.values, own.values[:, :, part]], axis=2)
             attended.append(
                 mx.fast.scaled_dot_product_attention(
-                    queries[:, :, part], keys, values, scale=self._head_width**-0.5, mask=visible
+                    queries[:, :, part], keys, values, scale=self._head_width**-0.5, mask=visible[layer]
                 )
             )
             first += count

@@ -13,8 +13,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
+from draft_worker.drafters.files import stored_tensors
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.short_head import HeadTokens, read_head_tokens
+from protocol.contracts.drafters.description import KINDS
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.early_exit import LAYER, NORM
 from protocol.contracts.engines import EngineDeclaration
@@ -126,8 +128,8 @@ class FirstLayers:
 
     def divide(self, network: Any) -> None:
         """Raises InputError for an architecture without such layers, and for a trained exit that does not fit."""
-        body, name = _body(network, self._layers)
-        tensors = _tensors(self._trained)
+        body, name = _body(network)
+        tensors = stored_tensors(self._trained, KINDS["exit"].name)
         own = {name.removeprefix(LAYER): tensor for name, tensor in tensors.items() if name.startswith(LAYER)}
         kept = body[name][: self._layers]
         if own:
@@ -142,11 +144,9 @@ class FirstLayers:
         """No other process loads a part of it."""
 
 
-def _body(network: Any, layers: int) -> tuple[Any, str]:
-    """The module that has the list of layers, and its attribute. There are more than `layers`."""
+def _body(network: Any) -> tuple[Any, str]:
+    """The module that has the list of layers, and its attribute."""
     every: list[Any] = getattr(network, "layers", [])
-    if 0 < len(every) <= layers:
-        raise InputError(f"The target has {len(every)} layers: choose an exit behind 1 to {len(every) - 1} of them.")
     for module in network.modules():
         for name, value in module.items():
             # Some models' own `layers` is a copy of the list, the part for one rank of a pipeline.
@@ -159,15 +159,6 @@ def _count(arguments: Any, layers: int) -> None:
     for name in _DEPTHS:
         if isinstance(getattr(arguments, name, None), int):
             setattr(arguments, name, layers)
-
-
-def _tensors(folder: Path) -> Mapping[str, mx.array]:
-    found: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        loaded = mx.load(str(file))
-        assert isinstance(loaded, dict)
-        found.update(loaded)
-    return found
 
 
 def _trained_layer(layer: Any, tensors: Mapping[str, mx.array]) -> Any:
