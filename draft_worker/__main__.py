@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from draft_worker.engine import Engine
-from draft_worker.feature_sources import attached_ring
+from draft_worker.features import attached_ring
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine
 from protocol.inference.light_import import import_models
@@ -22,18 +22,27 @@ def main() -> int:
 
 
 def _built(setup: WorkerSetup) -> Worker:
-    engine, pacer = _open(setup), Pacer(setup.pace)
+    engine, pacer = open_engine(setup), Pacer(setup.pace)
     attach = partial(attached_ring, epoch=setup.epoch)
     kept, pool = setup.kept_bytes, setup.kv_pool
     worker = DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, kept, attach, pool)
     return SurvivingWorker(worker)
 
 
-def _open(setup: WorkerSetup) -> Engine:
+def open_engine(setup: WorkerSetup) -> Engine:
     """Imports only the engine that is used: MLX costs time that prompt lookup does not need."""
-    if draft_engine(setup.engine).model != "none":
+    runs = draft_engine(setup.engine).model
+    if runs != "none":
         import_models()
-    return importlib.import_module(f"draft_worker.engines.{setup.engine}").load(setup)
+    began = time.perf_counter()
+    engine: Engine = importlib.import_module(f"draft_worker.engines.{setup.engine}").load(setup)
+    if runs in ("checkpoint", "drafter"):
+        from protocol.inference.device import BESIDE_TARGET, wire
+
+        wire(setup.gpu_share, BESIDE_TARGET)
+        if setup.pace is None:
+            engine.costs = engine.measured(time.perf_counter() - began)
+    return engine
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ Each module of draft_worker.engines holds one engine and declares it (`EngineDec
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TYPE_CHECKING, TypeVar, runtime_checkable
 
 from protocol.messages.base import MAX_CONTEXT, Role, plain
 from protocol.messages.features import FeatureForm
@@ -125,8 +125,9 @@ class EngineSequence(ABC):
         """Drop all rows, and the committed tokens behind `length`, or a few more: see `reach`."""
 
     def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
-        """Take the target's features, (tokens, outputs * width), of the committed tokens from index `first` on, for the
-        next forwards. Features of tokens that are not committed yet, or of outputs that differ, are never fed."""
+        """Take the target's features, (tokens, outputs * width), finite and within half precision, of the committed
+        tokens from index `first` on, for the next forwards. Features of tokens that are not committed yet, or of
+        outputs that differ, are never fed."""
         raise AssertionError("this draft reads no features")
 
     @property
@@ -213,11 +214,15 @@ class Engine(StatedModel, ABC):
     grammars: "Grammars | None" = None
     """Of the model's tokenizer, for an engine whose candidates follow a request's logits processors."""
     costs: tuple[tuple[int, float], ...] = ()
-    """Seconds of a forward by its tokens, as measured while loading; empty if nothing was measured."""
+    """Seconds of a forward by its tokens, as measured after loading; empty if nothing was measured."""
 
     @abstractmethod
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
         """A new, empty sequence for a request that a target of `vocabulary` tokens samples by `sampling`."""
+
+    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
+        """`costs` of an engine that took `loading` seconds to load, where that is worth its time."""
+        return ()
 
     def processors(self, start: Start) -> "LogitsProcessors | None":
         """The logits processors of a sequence at `start`; None if it needs none, or the engine has no `grammars`."""
@@ -236,3 +241,59 @@ class Engine(StatedModel, ABC):
     def evaluate_together(self, parts: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
         """`EngineSequence.evaluate` of different sequences of this engine; in one forward if it `joins` them."""
         return [sequence.evaluate(batch) for sequence, batch in parts]
+
+
+class TokenRow:
+    """A row of the tree: its token, and the number of the row before it.
+
+    A parent that is not in the tree any more is the end of the committed prefix.
+    """
+
+    def __init__(self, token: int, parent: int) -> None:
+        self.token = token
+        self.parent = parent
+
+
+RowT = TypeVar("RowT", bound=TokenRow)
+
+
+class RowTree(Generic[RowT]):
+    """Rows by their numbers, as `EngineSequence` numbers them: in the order in which they were added, for good."""
+
+    def __init__(self) -> None:
+        self.next_row = 0
+        self._rows: dict[int, RowT] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def __getitem__(self, number: int) -> RowT:
+        return self._rows[number]
+
+    def get(self, number: int) -> RowT | None:
+        """None: a row that was committed, or none at all."""
+        return self._rows.get(number)
+
+    def add(self, row: RowT) -> None:
+        """Give `row` the next number."""
+        self._rows[self.next_row] = row
+        self.next_row += 1
+
+    def skip(self, count: int) -> None:
+        """Give the next `count` numbers to no row."""
+        self.next_row += count
+
+    def path(self, number: int) -> Iterator[RowT]:
+        """The row of this number and its ancestors, nearest first, up to the committed prefix."""
+        while (row := self._rows.get(number)) is not None:
+            yield row
+            number = row.parent
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> list[RowT]:
+        """Take the rows of `path` out of the tree and return them; drop all others that are not `surviving`."""
+        taken = [self._rows[number] for number in path]
+        self._rows = {number: self._rows[number] for number in surviving}
+        return taken
+
+    def clear(self) -> None:
+        self._rows = {}

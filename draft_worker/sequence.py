@@ -6,15 +6,15 @@ Pure over an engine's sequence. Knows no transport; the caller passes the clock.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from draft_worker.engine import Batch, EngineSequence
-from draft_worker.feature_feed import FeatureFeed
+from draft_worker.features import FeatureFeed
 from draft_worker.growth import TreeGrowth
 from protocol.common_prefix import common_prefix
-from protocol.messages.base import MAX_NODES, NodeId, Round, SequenceId, plain
+from protocol.messages.base import MAX_NODES, NodeId, plain
 from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
@@ -42,15 +42,6 @@ _EVIDENCE = math.log(20)
 """Log of the odds at which it is reported: 12 wrong guesses in a row. One of 30% is reported in one of 20 runs
 (Wald's test of a ratio), one of 35% in one of 100."""
 _DEFAULT_PLAN = BestFirst(width=8, fan=4)
-
-
-class StepCost(NamedTuple):
-    """Cost of the growth step that added the nodes, as in a Grow."""
-
-    evaluated: int = 0
-    seconds: float = 0.0
-    forward_nodes: int = 0
-    staleness: int = 0
 
 
 class DraftSequence:
@@ -218,9 +209,26 @@ class DraftSequence:
     def publish(
         self, nodes: Sequence[Node], evaluated: int = 0, seconds: float = 0.0, joint: int = 0, staleness: int = 0
     ) -> Iterator[Grow]:
-        """The messages with new nodes and with the cost of their growth step; `joint` and `staleness` as in a Grow."""
-        cost = StepCost(evaluated, seconds, joint, staleness)
-        return growth_messages(self.id, self.round, nodes, self._growth.candidates, cost)
+        """The nodes as one Grow, or as several if they exceed its bound. The first one has the cost of the growth step.
+
+        A step that added no node is a Grow too: it shows that the draft is not silent.
+        """
+        for start in range(0, max(1, len(nodes)), MAX_NODES):
+            part = nodes[start : start + MAX_NODES]
+            parents = tuple(_parent(node) for node in part)
+            yield Grow(
+                sequence=self.id,
+                round=self.round,
+                parents=parents,
+                tokens=tuple(node.token for node in part),
+                probabilities=tuple(node.probability for node in part),
+                evaluated=evaluated,
+                seconds=seconds,
+                forward_nodes=joint,
+                staleness=staleness,
+                distributions=tuple(_distributions(parents, self._growth.candidates)),
+            )
+            evaluated, seconds, joint, staleness = 0, 0.0, 0, 0
 
     def reuse(self) -> Iterator[Prefilled]:
         """Once, before the first growth: how many tokens had KV already, or why the offered KV was not adopted."""
@@ -453,34 +461,6 @@ class FeatureFedSequence(DraftSequence):
             self._held += self._backlog
             self._backlog = []
         self._feed.feed(self.engine, len(self._tokens))
-
-
-def growth_messages(
-    sequence: SequenceId,
-    round: Round,
-    nodes: Sequence[Node],
-    candidates: Mapping[NodeId, Candidates],
-    cost: StepCost,
-) -> Iterator[Grow]:
-    """The nodes as one Grow, or as several if they exceed its bound. The first Grow has the cost.
-
-    A step that added no node is a Grow too: it shows that the draft is not silent.
-    """
-    for start in range(0, max(1, len(nodes)), MAX_NODES):
-        part = nodes[start : start + MAX_NODES]
-        parents = tuple(_parent(node) for node in part)
-        yield Grow(
-            sequence=sequence,
-            round=round,
-            parents=parents,
-            tokens=tuple(node.token for node in part),
-            probabilities=tuple(node.probability for node in part),
-            evaluated=cost.evaluated if start == 0 else 0,
-            seconds=cost.seconds if start == 0 else 0.0,
-            forward_nodes=cost.forward_nodes if start == 0 else 0,
-            staleness=cost.staleness if start == 0 else 0,
-            distributions=tuple(_distributions(parents, candidates)),
-        )
 
 
 def _distributions(parents: Sequence[NodeId], candidates: Mapping[NodeId, Candidates]) -> Iterator[Distribution]:

@@ -15,8 +15,6 @@ MOST_OWN = 16
 """So many committed tokens without rows and features get rows from the drafter's own outputs, one forward each."""
 _RECENT = 64
 """Features of so many last tokens are kept after their use: rows behind a late one are computed again."""
-_LARGEST = np.float32(6e4)
-"""Half precision ends at 65,504; states of a healthy model are below."""
 
 
 class Due(NamedTuple):
@@ -48,12 +46,10 @@ class CommittedRows:
         """Rows of the tokens below this one stay: features of theirs are gone."""
 
     def feed(self, first: int, rows: Feature) -> None:
-        """Features of the tokens from index `first` on. Those that are not finite are as if they were lost."""
-        rows = rows[: max(0, len(self.tokens) - first)]
-        sound = np.isfinite(rows).all(axis=1)
-        for index in np.flatnonzero(sound).tolist():
-            self._features[first + index] = np.clip(rows[index], -_LARGEST, _LARGEST)
-            self.newest = max(self.newest, first + index)
+        """Features of the tokens from index `first` on."""
+        for token, row in enumerate(rows[: max(0, len(self.tokens) - first)], start=first):
+            self._features[token] = row
+            self.newest = max(self.newest, token)
 
     def feature(self, token: int) -> Feature | None:
         """What the row of this token reads; None: it is not there."""

@@ -3,7 +3,6 @@
 What the engines `eagle3` and `mtp` share.
 """
 
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
@@ -11,15 +10,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.context_columns import ContextColumns, widened
-from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
 from draft_worker.conditioned.committed_rows import CommittedRows
 from draft_worker.conditioned.runner import ConditionedRunner, Input, TreeRows, Wave
-from draft_worker.engine import Batch, EngineSequence
-from draft_worker.row_tree import RowTree, TokenRow
+from draft_worker.engine import Batch, EngineSequence, RowTree, SharedKv, TokenRow
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
@@ -52,16 +47,14 @@ class ConditionedEngine(ColumnsEngine):
 
     @classmethod
     def load(cls, setup: WorkerSetup, load_runner: Callable[[Path, Path | None], ConditionedRunner]) -> Self:
-        """`load_runner`: from the folders of the drafter and of its target, if that is another one. Costs are measured
-        where that is worth its time. Raises InputError as it does."""
-        began = time.perf_counter()
+        """`load_runner`: from the folders of the drafter and of its target, if that is another one. Raises InputError
+        as it does."""
         folder, target = Path(setup.model), Path(setup.target) if setup.target else None
         runner, tokens = load_runner(folder, target), target or folder
-        engine = cls(setup.engine, folder, runner, vocabulary_fingerprint(tokens), tokens)
-        wire(setup.gpu_share, BESIDE_TARGET)
-        if setup.pace is None:
-            engine.costs = runner.costs(time.perf_counter() - began)
-        return engine
+        return cls(setup.engine, folder, runner, vocabulary_fingerprint(tokens), tokens)
+
+    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
+        return self._runner.costs(loading)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         return self.around(self.rows(), sampling, vocabulary)

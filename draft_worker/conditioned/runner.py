@@ -8,9 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from draft_worker.head_tokens import HeadTokens
 from draft_worker.projection import ProjectionMatrix, in_groups
-from draft_worker.short_head import ShortHead
+from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.errors import InputError
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart

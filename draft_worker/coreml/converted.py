@@ -9,7 +9,7 @@ import numpy as np
 
 from draft_worker.coreml.package import HOST, MODEL, Half, Package, Single, rotation_tables
 from draft_worker.coreml.program_file import ProgramFile
-from draft_worker.head_tokens import HeadTokens, are_head_tokens
+from draft_worker.short_head import HeadTokens, are_head_tokens
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from protocol.errors import InputError
 

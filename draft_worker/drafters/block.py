@@ -1,4 +1,4 @@
-"""The block drafters DFlash, DSpark and DFlash2: network and heads. Knows no files, trees and sampling.
+"""The block drafters DFlash, DSpark and DFlash2: network, heads and published files. Knows no trees and no sampling.
 
 DFlash is arXiv 2602.06036 and z-lab/dflash (dflash/model.py), DSpark is deepseek-ai/DeepSpec
 (deepspec/modeling/dspark). The embedding and the head are the target's, so they stand outside of it. The three Markov
@@ -10,6 +10,7 @@ the two parts of a layer, and a selector, which corrects a row's best tokens by 
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -17,6 +18,9 @@ import mlx.nn as nn
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
+from draft_worker.drafters.files import DrafterFolder
+from draft_worker.drafters.token_ends import TokenEnds
+from draft_worker.short_head import HeadTokens, keep_rows, read_head_tokens
 from protocol.contracts.drafters.description import BlockForm
 
 
@@ -76,7 +80,7 @@ class BlockDrafter(nn.Module):
             hidden = hidden * form.input_scale
         before = _same_block(blocks, form.taps)
         for number, layer in enumerate(self.layers):
-            hidden = layer(hidden, positions, [_LayerPart.of(part, number) for part in parts], before)
+            hidden = layer(hidden, positions, parts, number, before)
         return self.norm(hidden)
 
     def logits(self, states: mx.array, head: Callable[[mx.array], mx.array]) -> mx.array:
@@ -112,18 +116,6 @@ class BlockDrafter(nn.Module):
         return [masks[window] for window in self.form.windows or (None,) * self.form.layers]
 
 
-class _LayerPart(NamedTuple):
-    """A `BlockPart` of one layer."""
-
-    inputs: int
-    context: KeysValues
-    visible: mx.array | None
-
-    @classmethod
-    def of(cls, part: BlockPart, layer: int) -> "_LayerPart":
-        return cls(part.inputs, part.context[layer], part.visible[layer])
-
-
 def _same_block(blocks: mx.array | None, taps: int) -> list[mx.array | None]:
     """For 1, 2, ... up to `taps` - 1 inputs back, whether that input is of the same block: (B, L - back, 1) bools, of
     the inputs from `back` on; None: each is."""
@@ -150,11 +142,14 @@ class BlockLayer(nn.Module):
         self,
         hidden: mx.array,
         positions: mx.array,
-        parts: Sequence[_LayerPart],
+        parts: Sequence[BlockPart],
+        number: int,
         before: Sequence[mx.array | None],
     ) -> mx.array:
+        """`number`: of the layer."""
+
         def attended(normed: mx.array) -> mx.array:
-            return self.self_attn(normed, positions, parts)
+            return self.self_attn(normed, positions, parts, number)
 
         normed = self.input_layernorm(hidden)
         hidden = hidden + (self.attention_conv(normed, attended, before) if self._convolves else attended(normed))
@@ -222,17 +217,17 @@ class BlockAttention(nn.Module):
         keys = self._rotated(self.k_norm(self._heads(self.k_proj(states))), positions)
         return KeysValues(keys, self._heads(self.v_proj(states)).transpose(0, 2, 1, 3))
 
-    def __call__(self, hidden: mx.array, positions: mx.array, parts: Sequence[_LayerPart]) -> mx.array:
+    def __call__(self, hidden: mx.array, positions: mx.array, parts: Sequence[BlockPart], layer: int) -> mx.array:
         queries = self._rotated(self.q_norm(self._heads(self.q_proj(hidden))), positions)
         own = self.keys_values(hidden, positions)
         attended, first = [], 0
-        for count, context, visible in parts:
-            part = slice(first, first + count)
+        for count, contexts, visible in parts:
+            part, context = slice(first, first + count), contexts[layer]
             keys = mx.concatenate([context.keys, own.keys[:, :, part]], axis=2)
             values = mx.concatenate([context.values, own.values[:, :, part]], axis=2)
             attended.append(
                 mx.fast.scaled_dot_product_attention(
-                    queries[:, :, part], keys, values, scale=self._head_width**-0.5, mask=visible
+                    queries[:, :, part], keys, values, scale=self._head_width**-0.5, mask=visible[layer]
                 )
             )
             first += count
@@ -284,13 +279,6 @@ class MarkovHead(nn.Module):
         """(..., head) numbers to add to a row's logits."""
         return self.markov_w2(latent)
 
-    def latents(self, tokens: mx.array, hidden: mx.array) -> mx.array:
-        """(..., rows, rank) latents of whole blocks, whose tokens are known: in training.
-
-        `tokens` (..., rows): the token before each row. `hidden` (..., rows, width).
-        """
-        return self.step(self.initial(0), tokens, hidden)[1]
-
 
 class GatedMarkovHead(MarkovHead):
     """The row's state decides how much of the token's vector counts."""
@@ -317,14 +305,6 @@ class RecurrentMarkovHead(MarkovHead):
         gate = mx.sigmoid(gate)
         return gate * state + (1 - gate) * mx.tanh(candidate), mx.tanh(output)
 
-    def latents(self, tokens: mx.array, hidden: mx.array) -> mx.array:
-        state = mx.zeros((*tokens.shape[:-1], self._rank), hidden.dtype)
-        rows = []
-        for row in range(tokens.shape[-1]):
-            state, latent = self.step(state, tokens[..., row], hidden[..., row, :])
-            rows.append(latent)
-        return mx.stack(rows, axis=-2)
-
 
 class ChoiceSelector(nn.Module):
     """Corrects the logits of a row's best tokens by the token before the row.
@@ -339,10 +319,56 @@ class ChoiceSelector(nn.Module):
         self.successor_codebook = mx.random.normal((form.vocabulary, form.rank), scale=spread)
         self.hidden_projection = nn.Linear(form.width, form.rank, bias=False)
 
-    def corrections(self, tokens: mx.array, latents: mx.array, choices: mx.array) -> mx.array:
-        """(..., K) numbers to add to the logits of (..., K) `choices`.
 
-        `tokens` (...): those before the rows. `latents` (..., rank): projections of the rows' states.
-        """
-        before = self.predecessor_codebook[tokens] * latents
-        return (self.successor_codebook[choices] @ before[..., None])[..., 0]
+_ENDS = ("embed_tokens", "lm_head")
+_CONFIDENCE = "confidence_head"
+
+
+class BlockCheckpoint(NamedTuple):
+    """A drafter from its files."""
+
+    network: BlockDrafter
+    ends: TokenEnds | None
+    """Its own copies of the target's embedding and head; None: the target's."""
+    head_tokens: HeadTokens | None
+    """Those of the columns of head and Markov head; None: column c is token c."""
+
+
+def read_block(folder: Path) -> BlockCheckpoint:
+    """Raises InputError for files that are missing, damaged or of another form."""
+    found = DrafterFolder(folder, BlockForm)
+    form, tensors = found.form, found.tensors()
+    named = found.head_tokens(tensors, form.vocabulary, ("lm_head.", "markov_head.markov_w2."))
+    count = form.vocabulary if named is None else len(named)
+    own = {name: values for name, values in tensors.items() if name.split(".")[0] in _ENDS}
+    # Our trees rank by probability, so the confidence head that some have is not read.
+    tensors = {name: values for name, values in tensors.items() if name.split(".")[0] not in (*_ENDS, _CONFIDENCE)}
+    try:
+        network = BlockDrafter(form)
+        if form.markov and named is not None:
+            network.markov_head = markov_head(form, len(named))
+        found.fill(network, tensors)
+        # Some ropes read their options when they are called.
+        mx.eval(network.layers[0].self_attn.keys_values(mx.zeros((1, 1, form.width)), mx.zeros((1, 1), mx.int32)))
+    except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
+        raise found.wrong(f"its config.json states a rotary embedding that is not known ({error})") from error
+    head_tokens = read_head_tokens(folder, form.vocabulary) if named is None else None
+    if form.markov and head_tokens is not None:
+        keep_rows(network.markov_head.markov_w2, head_tokens)
+    ends = None
+    if {name.split(".")[0] for name in own} == {*_ENDS}:
+        copies = _OwnEnds(form, count)
+        found.fill(copies, own)
+        ends = TokenEnds.of(copies.embed_tokens, copies.lm_head, head_tokens)
+    if named is not None and ends is None:
+        raise found.wrong("it names the tokens of a reduced head (d2t) and lacks embed_tokens.weight or lm_head.weight")
+    return BlockCheckpoint(network, ends, head_tokens if named is None else named)
+
+
+class _OwnEnds(nn.Module):
+    """Copies of the target's embedding and head."""
+
+    def __init__(self, form: BlockForm, columns: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(form.vocabulary, form.width)
+        self.lm_head = nn.Linear(form.width, columns, bias=False)

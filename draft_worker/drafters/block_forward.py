@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import KVCache
 
-from draft_worker.candidates.few_tokens import SelectorTables
+from draft_worker.candidates.block_candidates import SelectorTables
 from draft_worker.drafters.block import BlockDrafter, BlockPart, KeysValues, MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
-from draft_worker.head_tokens import HeadTokens
 from draft_worker.projection import ProjectionMatrix, in_groups
+from draft_worker.short_head import HeadTokens
 from protocol.contracts.drafters.description import BlockForm
 from protocol.messages.features import FeatureForm
 from protocol.sampling.top_tokens import top
@@ -266,7 +266,7 @@ class BlockContext:
 
     def feed(self, first: int, rows: "Rows") -> None:
         """Features of the tokens from index `first` on; those that were fed already are left out."""
-        fed = FedRows(first, safe(rows)).part(self.end, first + len(rows))
+        fed = FedRows(first, rows).part(self.end, first + len(rows))
         if len(fed.rows):
             self._waiting.append(fed)
 
@@ -377,9 +377,6 @@ class BlockKv:
 
 Rows: TypeAlias = npt.NDArray[np.float32]
 
-_LARGEST = 6e4
-"""Half precision ends at 65,504. States of a healthy model are below."""
-
 
 class FedRows(NamedTuple):
     """(tokens, width) features of the tokens from index `first` on."""
@@ -396,12 +393,3 @@ class FedRows(NamedTuple):
         start = min(max(start, self.first), self.end)
         stop = max(start, min(stop, self.end))
         return FedRows(start, self.rows[start - self.first : stop - self.first])
-
-
-def safe(rows: Rows) -> Rows:
-    """Rows that a network can read: finite, and within half precision."""
-    return np.clip(
-        np.nan_to_num(rows, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST),
-        -_LARGEST,
-        _LARGEST,
-    )

@@ -16,7 +16,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
 from draft_worker.drafters.files import DrafterFolder
-from draft_worker.head_tokens import HeadTokens
+from draft_worker.short_head import HeadTokens
 from protocol.contracts.drafters.description import MtpForm
 from protocol.contracts.drafters.mtp import DEEPSEEK, FAMILIES, QWEN
 from protocol.contracts.model_config import translated

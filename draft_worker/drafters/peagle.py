@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from draft_worker.candidates.few_tokens import SelectorTables
+from draft_worker.candidates.block_candidates import SelectorTables
 from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockRows, FedRows, Rows
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
+from draft_worker.drafters.eagle3 import Eagle3, borrow_ends, read_eagle3
 from draft_worker.projection import ProjectionMatrix, in_groups
 from protocol.contracts.drafters.description import BlockForm, DecoderForm
 from protocol.messages.features import FeatureForm

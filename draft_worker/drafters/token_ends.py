@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from draft_worker.head_tokens import HeadTokens
-from draft_worker.short_head import ShortHead
+from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.errors import InputError
 from protocol.inference.narrow_weights import keep_narrow
 from protocol.inference.stored_model import load_network, ready_for_processor

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Self
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.few_tokens import SelectorTables, propose_among
-from draft_worker.candidates.ranked_rows import RankedRows
-from draft_worker.columns_engine import ColumnsEngine
-from draft_worker.drafters.block import MarkovHead
-from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.candidates.block_candidates import RankedRows, SelectorTables, propose_among
+from draft_worker.candidates.head_columns import Columns, ColumnsEngine
+from draft_worker.drafters.block import MarkovHead, read_block
 from draft_worker.drafters.block_forward import (
     Block,
     BlockContext,
@@ -28,12 +25,10 @@ from draft_worker.drafters.block_forward import (
 )
 from draft_worker.drafters.peagle import read_peagle
 from draft_worker.drafters.token_ends import drafter_ends
-from draft_worker.engine import Batch, EngineSequence
-from draft_worker.row_tree import RowTree, TokenRow
+from draft_worker.engine import Batch, EngineSequence, RowTree, SharedKv, TokenRow
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
@@ -51,9 +46,7 @@ _BLOCKS = 16
 
 def load(setup: WorkerSetup) -> "BlockEngine":
     """Raises InputError if the folder holds no block drafter, or one of another target."""
-    engine = BlockEngine.load(Path(setup.model), Path(setup.target) if setup.target else None)
-    wire(setup.gpu_share, BESIDE_TARGET)
-    return engine
+    return BlockEngine.load(Path(setup.model), Path(setup.target) if setup.target else None)
 
 
 class BlockEngine(ColumnsEngine):

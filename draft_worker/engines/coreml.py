@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from draft_worker.candidates.selector import CandidateSelector
-from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.candidates.head_columns import ColumnsEngine
+from draft_worker.candidates.host_ranking import CandidateSelector
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import Single
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime, chain

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from draft_worker.conditioned.engine import ConditionedEngine
 from draft_worker.conditioned.runner import MlxRunner
-from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
+from draft_worker.drafters.eagle3 import borrow_ends, read_eagle3
 from draft_worker.short_head import ShortHead
 from protocol.contracts.engines import EngineDeclaration
 from protocol.messages.features import FeatureForm

@@ -13,15 +13,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
+from draft_worker.drafters.files import stored_tensors
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
-from draft_worker.head_tokens import HeadTokens, read_head_tokens
+from draft_worker.short_head import HeadTokens, read_head_tokens
+from protocol.contracts.drafters.description import KINDS
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.early_exit import LAYER, NORM
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.model_folder import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
-from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
@@ -44,7 +45,6 @@ def load(setup: WorkerSetup) -> "LayerSkipEngine":
     if not setup.target:
         raise InputError("The draft engine layerskip needs the target's folder: pass --target.")
     model = LanguageModel.load(target, FirstLayers(exit_.layers, folder))
-    wire(setup.gpu_share, BESIDE_TARGET)
     # A trained layer of its own behind the target's has KV that no target computes.
     whole = len(model.network.layers) == exit_.layers
     exchange = _exchange(setup, model) if whole else None
@@ -79,6 +79,10 @@ class LayerSkipEngine(MlxEngine):
         self.exchange = exchange
         if exchange is not None:
             self.kv, self.model_fingerprint = exchange.form, exchange.fingerprint
+
+    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
+        """Nothing: the target measures its own layers."""
+        return ()
 
     def around(self, rows: TreeSequence | PathSequence, sampling: Sampling, vocabulary: int) -> "LayerSkipSequence":
         return LayerSkipSequence(self, rows, sampling, self.columns(vocabulary))
@@ -124,8 +128,8 @@ class FirstLayers:
 
     def divide(self, network: Any) -> None:
         """Raises InputError for an architecture without such layers, and for a trained exit that does not fit."""
-        body, name = _body(network, self._layers)
-        tensors = _tensors(self._trained)
+        body, name = _body(network)
+        tensors = stored_tensors(self._trained, KINDS["exit"].name)
         own = {name.removeprefix(LAYER): tensor for name, tensor in tensors.items() if name.startswith(LAYER)}
         kept = body[name][: self._layers]
         if own:
@@ -140,11 +144,9 @@ class FirstLayers:
         """No other process loads a part of it."""
 
 
-def _body(network: Any, layers: int) -> tuple[Any, str]:
-    """The module that has the list of layers, and its attribute. There are more than `layers`."""
+def _body(network: Any) -> tuple[Any, str]:
+    """The module that has the list of layers, and its attribute."""
     every: list[Any] = getattr(network, "layers", [])
-    if 0 < len(every) <= layers:
-        raise InputError(f"The target has {len(every)} layers: choose an exit behind 1 to {len(every) - 1} of them.")
     for module in network.modules():
         for name, value in module.items():
             # Some models' own `layers` is a copy of the list, the part for one rank of a pipeline.
@@ -157,15 +159,6 @@ def _count(arguments: Any, layers: int) -> None:
     for name in _DEPTHS:
         if isinstance(getattr(arguments, name, None), int):
             setattr(arguments, name, layers)
-
-
-def _tensors(folder: Path) -> Mapping[str, mx.array]:
-    found: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        loaded = mx.load(str(file))
-        assert isinstance(loaded, dict)
-        found.update(loaded)
-    return found
 
 
 def _trained_layer(layer: Any, tensors: Mapping[str, mx.array]) -> Any:

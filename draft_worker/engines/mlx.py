@@ -1,21 +1,16 @@
 """The draft on MLX: token trees through a stock mlx-lm model. Knows no messages and no growth plans."""
 
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
 import mlx.core as mx
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.context_columns import ContextColumns, widened
-from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
 from draft_worker.engine import Batch, EngineSequence
-from draft_worker.head_tokens import HeadTokens, read_head_tokens
-from draft_worker.short_head import ShortHead, shorten_head
+from draft_worker.short_head import HeadTokens, ShortHead, read_head_tokens, shorten_head
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
@@ -30,7 +25,7 @@ ENGINE = EngineDeclaration(help="a model in mlx-lm's format", model="checkpoint"
 
 def load(setup: WorkerSetup) -> "MlxEngine":
     """Raises InputError if the folder holds no model that can serve."""
-    return MlxEngine.of(setup)
+    return MlxEngine.load(Path(setup.model))
 
 
 class MlxEngine(ColumnsEngine):
@@ -56,15 +51,8 @@ class MlxEngine(ColumnsEngine):
         model = LanguageModel.load(folder)
         return cls(model, vocabulary_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
 
-    @classmethod
-    def of(cls, setup: WorkerSetup) -> Self:
-        """`load`, with costs measured where that is worth its time."""
-        began = time.perf_counter()
-        engine = cls.load(Path(setup.model))
-        wire(setup.gpu_share, BESIDE_TARGET)
-        if setup.pace is None:
-            engine.costs = costs_at_load(engine._network, time.perf_counter() - began).by_width
-        return engine
+    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
+        return costs_at_load(self._network, loading).by_width
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         rows = self._network.sequence()

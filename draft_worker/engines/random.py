@@ -1,12 +1,13 @@
 """The MLX draft with its tokens replaced by random ones: measures the cost of a useless draft."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from draft_worker.engine import Batch
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
-from draft_worker.head_tokens import HeadTokens
+from draft_worker.short_head import HeadTokens
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.language_model import LanguageModel
 from protocol.speculation.token_tree import Candidates
@@ -17,7 +18,7 @@ ENGINE = EngineDeclaration(help="guesses blindly at the cost of mlx, for measure
 
 def load(setup: WorkerSetup) -> "RandomEngine":
     """Raises InputError if the folder holds no model that can serve."""
-    return RandomEngine.of(setup)
+    return RandomEngine.load(Path(setup.model))
 
 
 class RandomEngine(MlxEngine):

@@ -10,23 +10,13 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.training.corpus.rows import Shards
-from draft_worker.training.corpus.states import tap_of
+from draft_worker.training.answers import unpack_text, write_answers
 from draft_worker.training.held_out import Examiner
-from draft_worker.training.kind import TrainingSetting
 from draft_worker.training.kinds import KINDS, Kind
 from draft_worker.training.loop import Shell, Stopped, TrainingLoop, settings
-from draft_worker.training.preparation import (
-    HELD_OUT,
-    claim,
-    head_tokens,
-    kept_head_tokens,
-    mask_token,
-    record_states,
-    unpack_text,
-    write_answers,
-)
-from draft_worker.training.saved_state import Progressed, require_same
+from draft_worker.training.rows import HELD_OUT, Shards
+from draft_worker.training.saved_state import Progressed, head_tokens, kept_head_tokens, require_same
+from draft_worker.training.states import claim, record_states, tap_of
 from draft_worker.training.target import Target, require_plain, trained
 from protocol.child_process import Failed, claim_output
 from protocol.contracts.training import (
@@ -75,10 +65,9 @@ class Process:
         write_answers(target, prompts, order.ends, self._work, choices, self._prepared, over)
         outputs = record_states(target, self._work, wanted, self._prepared, over)
         shards, held_out = Shards(self._work), Shards(self._work / HELD_OUT)
-        counts = shards.written(target.vocabulary)
-        tokens, mask = head_tokens(self.out, choices.head, counts), mask_token(self.out, counts)
+        tokens = head_tokens(self.out, choices.head, shards.written(target.vocabulary))
         mx.random.seed(choices.seed)
-        training = kind.training(TrainingSetting(target, tokens, outputs, mask, choices.layers))
+        training = kind.training(target, tokens, outputs, choices.layers)
         shell = Shell(time.monotonic, lambda: self._stopping, self.report, self._measured)
         examined = Examiner(target, tokens), held_out
         if choices.minutes:
@@ -116,9 +105,7 @@ class Process:
         seconds = require_same(self.out, settings(choices), target.fingerprint)
         kept_head_tokens(self.out, choices.head, target.vocabulary)
         # Its network is made in vain, but not computed.
-        kind.training(
-            TrainingSetting(target, np.arange(min(choices.head, target.vocabulary)), outputs, 0, choices.layers)
-        )
+        kind.training(target, np.arange(min(choices.head, target.vocabulary)), outputs, choices.layers)
         claim(self._work, target)
         return seconds
 

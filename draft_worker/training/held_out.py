@@ -6,8 +6,9 @@ from collections.abc import Iterable
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.training.corpus.rows import Row
-from draft_worker.training.kind import NO_PLACE, Judge, Training
+from draft_worker.training.chains import NO_PLACE, Judge
+from draft_worker.training.kinds import Training
+from draft_worker.training.rows import Row
 from draft_worker.training.target import Target
 from protocol.contracts.training import DEPTHS, STALENESS, HeldOut, HeldOutAcceptance
 

@@ -13,10 +13,10 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 
-from draft_worker.training.corpus.rows import Row, Shards
 from draft_worker.training.held_out import Examiner, first_guess
-from draft_worker.training.kind import Training
+from draft_worker.training.kinds import Training
 from draft_worker.training.optimisers import Optimisers, rate
+from draft_worker.training.rows import Row, Shards
 from draft_worker.training.saved_state import Progressed, restore, save
 from protocol.contracts.training import HeldOut, TrainingChoices, TrainingProgress
 from protocol.errors import PipelineError
@@ -61,7 +61,7 @@ class TrainingLoop:
         self._training, self._shards, self._choices = training, shards, choices
         self._examiner, self._held_out = held_out
         self._folder, self._shell = folder, shell
-        self._optimisers = Optimisers(training.network.trainable_parameters(), training.tables)
+        self._optimisers = Optimisers(training.network.trainable_parameters())
         self.progressed = restore(folder, settings(choices), target, training.network, self._optimisers)
         if self.progressed.shards and self._lost_shards():
             self._begin_epoch()

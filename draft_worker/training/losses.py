@@ -62,26 +62,5 @@ def loss(logits: mx.array, target: Wanted) -> mx.array:
     return both[0]
 
 
-def forward_divergence(logits: mx.array, target: Wanted) -> mx.array:
-    """(n,) KL(p, q), up to a constant, of a drafter's (n, head) logits: JetSpec's loss (arXiv 2606.18394). At the
-    temperature of the text, at 1 in greedy text."""
-    scaled = logits / (target.temperature or 1.0)
-    return mx.logsumexp(scaled, axis=-1) - (target.p * scaled).sum(-1)
-
-
-def among(logits: mx.array, target: Wanted, count: int) -> tuple[mx.array, Wanted]:
-    """(n, count) columns of a drafter's best tokens, and what the target chooses among these.
-
-    The target's best token takes the last place where it is none of them (speculators: models/dflash2/metrics.py).
-    """
-    columns = mx.argpartition(-mx.stop_gradient(logits), count - 1, axis=-1)[:, :count]
-    lacking = (columns != target.best[:, None]).all(axis=-1, keepdims=True)
-    last = mx.where(lacking, target.best[:, None], columns[:, -1:])
-    columns = mx.concatenate([columns[:, :-1], last], axis=-1)
-    p = mx.take_along_axis(target.p, columns, axis=-1)
-    p = p / mx.maximum(p.sum(axis=-1, keepdims=True), 1e-30)
-    return columns, Wanted(p, mx.argmax(columns == target.best[:, None], axis=-1), target.temperature)
-
-
 def _at(values: mx.array, tokens: mx.array) -> mx.array:
     return mx.take_along_axis(values, tokens[:, None], axis=-1)[:, 0]

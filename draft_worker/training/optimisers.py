@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import mlx.core as mx
 import mlx.optimizers as optim
 
 MUON_RATE, ADAM_RATE = 0.01, 2e-3
@@ -13,17 +12,12 @@ _LONGEST_GRADIENT = 1.0
 
 
 class Optimisers:
-    """Muon (Jordan et al. 2024) gives every matrix an orthogonal step; norms and embeddings need Adam."""
+    """Muon (Jordan et al. 2024) gives every matrix an orthogonal step; norms need Adam."""
 
-    def __init__(self, parameters: dict, seldom: tuple[str, ...] = ()) -> None:
-        """`seldom`: parts of the names of tables of which a step reads few rows."""
+    def __init__(self, parameters: dict) -> None:
         self._muon = optim.Muon(MUON_RATE, weight_decay=0.0)
         self._adam = optim.AdamW(ADAM_RATE, betas=[0.9, 0.95], weight_decay=0.0)
-
-        def is_matrix(name: str, array: mx.array) -> bool:
-            return array.ndim == 2 and not any(part in name for part in seldom)
-
-        self._both = optim.MultiOptimizer([self._muon, self._adam], [is_matrix])
+        self._both = optim.MultiOptimizer([self._muon, self._adam], [lambda _, array: array.ndim == 2])
         self._both.init(parameters)
 
     @property

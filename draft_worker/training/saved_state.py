@@ -1,15 +1,18 @@
-"""The state of an unfinished training in one file, which is replaced whole."""
+"""What an unfinished training keeps in files that are replaced whole: its state, and the tokens of its head."""
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
+from draft_worker.short_head import are_head_tokens
 from draft_worker.training.optimisers import Optimisers
-from draft_worker.training.whole_file import whole_file
+from draft_worker.training.rows import whole_file
 from protocol.errors import InputError
 
 _FILE = Path("training") / "state.safetensors"
@@ -22,8 +25,8 @@ class Progressed(msgspec.Struct, kw_only=True):
 
     settings: str
     """What must be the same for the training to go on."""
-    target: str = ""
-    """The target's fingerprint; empty in a state that was saved before states had one."""
+    target: str
+    """The target's fingerprint."""
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -62,16 +65,8 @@ def restore(folder: Path, settings: str, target: str, network: nn.Module, optimi
         return Progressed(settings=settings, target=target)
     arrays, progressed = _read(path)
     _require_same(folder, progressed, settings, target)
-    weights = _part(arrays, _WEIGHT)
-    flat: Any = tree_flatten(network.trainable_parameters())
-    if {name: array.shape for name, array in weights} != {name: array.shape for name, array in flat}:
-        raise InputError(
-            f"{path} holds weights of other shapes than this training's: pass the target that it began with, or "
-            "another folder as --out."
-        )
-    network.load_weights(weights, strict=False)
+    network.load_weights(_part(arrays, _WEIGHT), strict=False)
     optimisers.state = tree_unflatten(_part(arrays, _OPTIMISER))
-    progressed.target = target
     return progressed
 
 
@@ -81,7 +76,7 @@ def _require_same(folder: Path, progressed: Progressed, settings: str, target: s
             f"{folder} holds a training with other settings ({progressed.settings}; now {settings}): pass the same "
             "again, or another folder as --out."
         )
-    if progressed.target not in {"", target}:
+    if progressed.target != target:
         raise InputError(
             f"{folder} holds a training for another target: pass the same as --target again, or another folder as "
             "--out."
@@ -98,3 +93,42 @@ def _read(path: Path) -> tuple[dict[str, mx.array], Progressed]:
 
 def _part(arrays: dict[str, mx.array], prefix: str) -> list[tuple[str, mx.array]]:
     return [(name.removeprefix(prefix), array) for name, array in arrays.items() if name.startswith(prefix)]
+
+
+_HEAD = Path("training") / "head_tokens.npy"
+
+
+def kept_head_tokens(folder: Path, size: int, vocabulary: int) -> np.ndarray | None:
+    """Those of a training that has begun; None: it has not. Raises InputError for tokens that are not its own."""
+    path = folder / _HEAD
+    if not path.is_file():
+        return None
+    try:
+        found = np.load(path)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise _damaged(path, str(error)) from error
+    integers = isinstance(found, np.ndarray) and np.issubdtype(found.dtype, np.integer)
+    if not integers or not are_head_tokens(found, vocabulary):
+        raise _damaged(path, f"no ascending tokens below {vocabulary}")
+    wanted = min(size, vocabulary)
+    if len(found) != wanted:
+        raise InputError(
+            f"{path} holds {len(found)} tokens instead of {wanted}: pass the same --head as before, or another folder "
+            "as --out."
+        )
+    return found.astype(np.int64)
+
+
+def head_tokens(folder: Path, size: int, counts: np.ndarray) -> np.ndarray:
+    """(size,) ascending: those written most, `counts` (vocabulary,) times."""
+    kept = kept_head_tokens(folder, size, len(counts))
+    if kept is not None:
+        return kept
+    most = np.sort(np.argsort(-counts, kind="stable")[:size])
+    with whole_file(folder / _HEAD) as path:
+        np.save(path, most)
+    return most
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(f"{path} is damaged ({what}): pass another folder as --out, where the training begins again.")

@@ -6,7 +6,7 @@ import msgspec
 
 from protocol.child_process import Failed
 
-TrainedKind: TypeAlias = Literal["eagle3", "dspark", "dflash", "dflash2", "jetspec", "exit", "lm"]
+TrainedKind: TypeAlias = Literal["eagle3", "lm"]
 TRAINED_KINDS: tuple[str, ...] = get_args(TrainedKind)
 STALENESS = 9
 """Columns of a report: 0 to 8 tokens without features in front of the first guess."""
@@ -36,7 +36,7 @@ class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     head: int = 8192
     """Tokens that the drafter can guess."""
     layers: int = 0
-    """Its decoder layers; of an exit, those of the target in front of its own. 0: the kind's own number."""
+    """Its decoder layers. 0: the kind's own number."""
     seed: int = 0
     report_rows: int = 12
     """Held-out rows of the reports on the way."""

@@ -1,16 +1,22 @@
 """Laws of where features come from: a ring of the same run, or blocks without a gap."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from draft_worker import feature_sources
-from draft_worker.feature_sources import ReceivedBlocks, attached_ring
+from draft_worker import features
+from draft_worker.features import FeatureFeed, ReceivedBlocks, attached_ring
 from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import SequenceId
-from protocol.messages.features import FeatureForm, FeatureShipment
+from protocol.messages.features import FeatureForm, Features, FeatureShipment
+from protocol.speculation.rolling_context import RollingContext
 
 FORM = FeatureForm((1, 4), 3)
 
@@ -85,8 +91,33 @@ def test_blocks_that_do_not_fit_are_dropped(stray: FeatureShipment):
 
 
 def test_the_oldest_blocks_go_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(feature_sources, "_KEPT_BYTES", 10 * 24)
+    monkeypatch.setattr(features, "_KEPT_BYTES", 10 * 24)
     received = source(*(block(first, 4) for first in range(0, 40, 4)))
 
     assert received.available == range(32, 40)
     assert len(received._blocks) == 2
+
+
+class _Large:
+    """A ring of two tokens whose states are larger than half precision."""
+
+    form = FeatureForm((0,), 4)
+    available = range(2)
+
+    def read(self, first: int, count: int, outputs: Sequence[int]) -> np.ndarray:
+        return np.full((count, 4), [3e38, -3e38, 1.0, 6.1e4], np.float32)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_states_beyond_half_precision_are_cut_before_any_engine_reads_them():
+    engine: Any = SimpleNamespace(committed=2, staleness=2, unread=False, feed=Mock())
+    feed = FeatureFeed(_Large.form, RollingContext(100), lambda: 0.0, lambda _: _Large())
+    feed.announce(Features(SequenceId(1), 0, "ring", 0, 2))
+
+    feed.feed(engine, 2)
+
+    (first, rows), _ = engine.feed.call_args
+    assert first == 0
+    assert rows.tolist() == [[6e4, -6e4, 1.0, 6e4]] * 2

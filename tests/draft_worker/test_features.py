@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_worker.feature_feed import HOLD_SECONDS
+from draft_worker.features import HOLD_SECONDS
 from draft_worker.sequence import AcceptanceCheck
 from draft_worker.worker import DraftWorker
 from protocol.features.blocks import shipments

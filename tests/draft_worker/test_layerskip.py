@@ -150,11 +150,6 @@ def test_a_trained_exit_of_another_target_gets_a_sentence(
         engine(folder)
 
 
-def test_an_exit_behind_the_last_layer_gets_a_sentence(tmp_path: Path):
-    with pytest.raises(InputError, match="choose an exit behind 1 to 5"):
-        engine(exit_at(tmp_path, 6))
-
-
 def test_a_folder_that_is_no_exit_gets_a_sentence():
     with pytest.raises(InputError, match="holds no early exit"):
         engine(DEMO_DRAFT)

@@ -5,10 +5,15 @@ import sys
 
 import pytest
 
+from draft_worker.__main__ import open_engine
+from draft_worker.engines.mlx import MlxEngine
+from protocol.inference import device
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Grow, Hello, Shutdown, Start
+from protocol.worker.pacing import DevicePace
+from protocol.worker.process import WorkerSetup
 from tests.support.paths import DEMO_DRAFT
 from tests.support.worker_process import running
 
@@ -45,3 +50,26 @@ def test_prompt_lookup_needs_no_mlx():
     check = "import sys, draft_worker.__main__, draft_worker.engines.ngram; sys.exit('mlx.core' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+PACE = DevicePace(steps=((1, 0.25),), prefill_rate=64.0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "pace", "measured"), [("mlx", None, [True]), ("mlx", PACE, []), ("ngram", None, [])]
+)
+def test_a_draft_with_weights_wires_its_share_and_measures_its_forwards_unless_paced(
+    engine: str, pace: DevicePace | None, measured: list[bool], monkeypatch: pytest.MonkeyPatch
+):
+    wired: list[tuple[float, object]] = []
+    asked: list[bool] = []
+    monkeypatch.setattr(device, "wire", lambda share, reserve: wired.append((share, reserve)))
+    monkeypatch.setattr(MlxEngine, "measured", lambda self, loading: asked.append(loading > 0) or ((1, 0.5),))
+    model = str(DEMO_DRAFT) if engine == "mlx" else ""
+    setup = WorkerSetup(address="", epoch=1, incarnation=1, engine=engine, model=model, gpu_share=0.25, pace=pace)
+
+    opened = open_engine(setup)
+
+    assert wired == ([(0.25, device.BESIDE_TARGET)] if engine == "mlx" else [])
+    assert asked == measured
+    assert opened.costs == (((1, 0.5),) if measured else ())

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3, write_eagle3
+from draft_worker.drafters.eagle3 import Eagle3, read_eagle3, write_eagle3
 from draft_worker.drafters.peagle import PeagleRunner
 from draft_worker.engine import Batch
 from draft_worker.engines import eagle3
 from draft_worker.engines.block import BlockEngine
-from draft_worker.feature_feed import FeatureFeed
-from draft_worker.feature_sources import ReceivedBlocks
+from draft_worker.features import FeatureFeed, ReceivedBlocks
 from protocol.contracts.drafters.description import Eagle3Form
 from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing

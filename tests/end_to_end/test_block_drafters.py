@@ -10,7 +10,6 @@ import pytest
 from mlx_lm.utils import load_model
 
 from draft_worker.drafters.block import BlockDrafter
-from draft_worker.drafters.block_checkpoint import write_block
 from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.files import parameters
 from draft_worker.drafters.token_ends import TokenEnds
@@ -24,6 +23,7 @@ from protocol.contracts.coreml import recorded
 from protocol.contracts.drafters.description import BlockForm, Eagle3Form
 from protocol.messages.worker import Grow
 from tests.conftest import Reference
+from tests.support.models.block_files import write_block
 from tests.support.models.trained_drafters import loud
 from tests.support.paths import DEMO_TARGET
 from tests.support.processes import mark, remains, until

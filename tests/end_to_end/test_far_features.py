@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from draft_worker.drafters.block_checkpoint import write_block
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
 from orchestrator.runtime.recording import replay
@@ -17,6 +16,7 @@ from protocol.features.ring import FeatureRing
 from protocol.messages.features import FeatureForm, Features
 from protocol.messages.worker import Grow
 from tests.end_to_end.test_attach import machine, named
+from tests.support.models.block_files import write_block
 from tests.support.models.fitted_drafters import continued, fit_block
 from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target
 from tests.support.processes import mark, remains, until

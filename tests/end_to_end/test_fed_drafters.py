@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from draft_worker.drafters.block_checkpoint import write_block
 from draft_worker.engine import Batch, Engine
 from draft_worker.engines.block import BlockEngine
 from draft_worker.worker import DraftWorker
@@ -22,6 +21,7 @@ from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
+from tests.support.models.block_files import write_block
 from tests.support.models.fitted_drafters import continued, features, fit_block
 from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target
 from tests.support.scripted_simulation import FixedPrompts, rounds

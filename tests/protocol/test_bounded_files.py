@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from draft_worker.training.corpus.own_text import read_own_text
+from draft_worker.training.own_text import read_own_text
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.generate import prompt_text
 from orchestrator.cli.commands.serve import server_key

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from draft_worker.candidates.shortlist import GROUP_SIZE
+from draft_worker.candidates.host_ranking import GROUP_SIZE
 from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import Array, Package, Single, rotation_inputs
 from draft_worker.coreml.runtime.joint_memory import JointMemory, part_rows

@@ -27,6 +27,7 @@ from orchestrator.core.options import FIXED_PREFIX_CACHE, MemoryMib
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.servers import KnownServer, known_server, known_servers
 from orchestrator.machine.target import checked_hosts
 from protocol.child_process import module_command
@@ -173,7 +174,7 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
 def _draft(engine: DraftEngineName, draft: str | None, target: str | None) -> dict[str, str]:
     """Engine and models, as in `WorkerSetup`."""
     with ConversionBar(False) as bar:
-        choice = draft_choice(engine, draft, bar, target)
+        choice = draft_choice(engine, draft, bar, None if target is None else resolve(target, "target", bar))
     print_notes([choice.note])
     return {"engine": choice.engine, "model": str(choice.folder or ""), "target": str(choice.target or "")}
 

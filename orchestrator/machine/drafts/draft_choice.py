@@ -1,10 +1,14 @@
 """The draft engine and its model's folder: the given ones, unless they do not fit the target or the machine."""
 
+import json
+import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.default_target import default_target
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
@@ -14,17 +18,25 @@ from orchestrator.machine.drafts.converted_draft import (
     source_of,
 )
 from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
-from orchestrator.machine.drafts.trained_drafter import is_exit, trained_draft
 from orchestrator.machine.hardware import neural_engine
 from orchestrator.machine.pairs.recommended_pairs import draft_beside
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.coreml import EngineVerdict, recorded
-from protocol.contracts.drafters.detection import is_drafter, read_drafter
+from protocol.contracts.drafters.description import Drafter
+from protocol.contracts.drafters.detection import has_own_head, is_drafter, read_drafter
+from protocol.contracts.drafters.early_exit import MODEL_TYPE
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
+from protocol.contracts.model_folder import ModelFolder, stated_shape
 from protocol.errors import InputError
+from protocol.paths import cache_folder
 
 _FIRST: DraftEngineName = "mlx"
 """The engine that AUTO begins with."""
+_EXIT = re.compile(r"exit(?::(\d{1,4}))?")
+"""A folder of this name is passed as ./exit."""
+_EXIT_ENGINE = "layerskip"
+_EXIT_SHARE = 4
+"""An exit lies behind one of so many layers, if no layer is named."""
 
 
 class DraftChoice(NamedTuple):
@@ -52,13 +64,14 @@ def draft_for(
     """
     if draft_model(engine) == "none":
         return DraftChoice(engine, None)
+    folder = resolve(target, "target", on_progress)
     if name is None and not is_exit(engine, name):
-        shipped = shipped_draft(resolve(target, "target", on_progress))
+        shipped = shipped_draft(folder)
         name = None if shipped is None else str(shipped)
     if name is not None or is_exit(engine, name):
-        choice = draft_choice(engine, name, on_progress, target)
+        choice = draft_choice(engine, name, on_progress, folder)
         automatic = engine == AUTO and not own and choice.engine == _FIRST
-        return _automatic(choice, resolve(target, "target", on_progress)) if automatic else choice
+        return _automatic(choice, folder) if automatic else choice
     if own:
         return DraftChoice(_FIRST if engine == AUTO else engine, None)
     return DraftChoice(
@@ -69,18 +82,18 @@ def draft_for(
 
 
 def draft_choice(
-    engine: DraftEngineName, name: str | None, on_progress: OnProgress = silent, target: str | None = None
+    engine: DraftEngineName, name: str | None, on_progress: OnProgress = silent, target: Path | None = None
 ) -> DraftChoice:
     """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
     Without a name it is the default draft, or no model if the engine needs none. Each kind of trained drafter has an
-    engine of its own and needs the `target`'s name. AUTO is `first_engine`: Core ML for a converted model, MLX for a
+    engine of its own and needs the `target`'s folder. AUTO is `first_engine`: Core ML for a converted model, MLX for a
     checkpoint.
     Raises InputError for an unknown engine, for a draft that is not available, and for a drafter that does not fit.
     """
-    trained = None if draft_model(engine) == "none" else trained_draft(engine, name, target, on_progress)
+    trained = None if draft_model(engine) == "none" else _trained_draft(engine, name, target, on_progress)
     if trained is not None:
-        return DraftChoice(trained.engine, trained.folder, target=trained.target)
+        return trained
     engine = first_engine(engine, name)
     model, note = draft_model(engine), ""
     if name is None:
@@ -185,3 +198,94 @@ def measured_pair(target: str | None, draft: str | None, on_progress: OnProgress
             f"mlx-lm's format. `launch-pipeline bench drafters {draft}` measures trained drafters."
         )
     return pair_for(target, "mlx", draft, on_progress)
+
+
+# Trained drafters ---------------------------------------------------------------------------------
+
+
+def _trained_draft(
+    engine: DraftEngineName, name: str | None, target: Path | None, on_progress: OnProgress
+) -> DraftChoice | None:
+    """The draft `name` beside `target`, if it is a trained drafter; None for an ordinary model.
+
+    Raises InputError for a drafter that is damaged, that does not fit the target or the engine, and for an engine of
+    drafters beside an ordinary model.
+    """
+    if is_exit(engine, name):
+        name = name or MODEL_TYPE
+        folder = exit_folder(exit_layers(name, _required(target, name)))
+    elif name is None or is_converted(Path(name).expanduser()):
+        return None
+    else:
+        folder = resolve(name, "draft", on_progress)
+    drafter = _read(folder, engine, target)
+    if drafter is None:
+        return None
+    target = _required(target, folder)
+    drafter.fitting(folder, target)
+    return DraftChoice(drafter.engine, folder, target=target)
+
+
+def is_exit(engine: DraftEngineName, name: str | None) -> bool:
+    """Whether the draft is an exit of the target that was not trained: it has no files of its own."""
+    return engine == _EXIT_ENGINE if name is None else _EXIT.fullmatch(name) is not None
+
+
+def exit_layers(name: str, target: Path) -> int:
+    """The layers of the exit `name`, "exit" or "exit:E"; without E those that the target's files recommend, or a
+    quarter of all."""
+    match = _EXIT.fullmatch(name)
+    assert match is not None
+    if match[1] is not None:
+        return int(match[1])
+    return _recommended_exit(target) or max(1, ModelFolder(target).shape.layers // _EXIT_SHARE)
+
+
+def exit_folder(layers: int) -> Path:
+    """The folder of an exit that was not trained, in this user's cache."""
+    place = cache_folder() / "exits" / f"exit-{layers}"
+    return made_once(place, partial(_write_exit, layers))
+
+
+def _write_exit(layers: int, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "layers": layers}))
+
+
+def _recommended_exit(target: Path) -> int | None:
+    """transformers' generation_config.json names the layer of a target that was trained for early exit."""
+    layers = ModelFolder(target).settings("generation_config.json").get("assistant_early_exit")
+    return layers if type(layers) is int and layers > 0 else None
+
+
+def _read(folder: Path, engine: DraftEngineName, target: Path | None) -> Drafter | None:
+    drafter = read_drafter(folder, with_own_head=engine == "mtp")
+    if drafter is None and engine == AUTO and target is not None:
+        drafter = _own_head(folder, target)
+    if drafter is None:
+        if draft_model(engine) == "drafter":
+            raise InputError(
+                f"{folder} is an ordinary language model, which the draft engine {engine} can't run: leave out the "
+                "engine, or choose a drafter that was trained for the target."
+            )
+        return None
+    if engine not in (AUTO, drafter.engine):
+        raise InputError(
+            f"{folder} holds {drafter.name}, which the draft engine {engine} can't run: leave out the engine or choose "
+            f"{drafter.engine}, or choose a draft in mlx-lm's format."
+        )
+    return drafter
+
+
+def _own_head(folder: Path, target: Path) -> Drafter | None:
+    """The MTP head of a checkpoint that has the target's shape. A smaller model of the family drafts as a model."""
+    same = [stated_shape(ModelFolder(each).config) for each in (folder, target)]
+    return read_drafter(folder, with_own_head=True) if same[0] == same[1] and has_own_head(folder) else None
+
+
+def _required(target: Path | None, draft: str | Path) -> Path:
+    if target is None:
+        raise InputError(
+            f"The draft {draft} uses the embedding or layers of its target: name the target's folder or Hugging Face "
+            "id too (--target), the same as on the other machine."
+        )
+    return target

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from orchestrator.machine.check import Check
 from orchestrator.machine.checkpoints import complete, resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted
-from orchestrator.machine.drafts.draft_choice import draft_choice, place_of
+from orchestrator.machine.drafts.draft_choice import draft_choice, is_exit, place_of
 from orchestrator.machine.drafts.shipped_drafts import default_draft
-from orchestrator.machine.drafts.trained_drafter import is_exit
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
@@ -100,7 +99,7 @@ def draft_finding(name: str, target: str | None = None, on_progress: OnProgress 
     """
     try:
         if target is not None:
-            choice = draft_choice(AUTO, name, on_progress, target)
+            choice = draft_choice(AUTO, name, on_progress, resolve(target, "target", on_progress))
             assert choice.folder is not None
             shape = ModelFolder(choice.target).shape if choice.target is not None else None
             finding = _described(choice.folder, shape, own_head=choice.engine == "mtp")

@@ -7,11 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.candidates.few_tokens import SelectorTables
-from draft_worker.drafters.block_checkpoint import read_block
+from draft_worker.candidates.block_candidates import SelectorTables
+from draft_worker.drafters.block import read_block
 from draft_worker.drafters.block_forward import Block, BlockContext, BlockKv, BlockRows, MlxBlockRunner
 from draft_worker.drafters.token_ends import target_ends
 from tests.support.block_reference import BlockReference
+from tests.support.models.block_files import latents
 from tests.support.models.trained_drafters import (
     BLOCK_KINDS,
     block_form,
@@ -73,7 +74,7 @@ def test_the_markov_correction_equals_the_reference(kind: str, folders: dict[str
     rows = computed(folders, kind, BLOCKS[:1])[0]
     path = [5, 9, 4, 1]
 
-    found = rows.logits + network.markov_head.correction(network.markov_head.latents(mx.array(path), rows.states))
+    found = rows.logits + network.markov_head.correction(latents(network.markov_head, mx.array(path), rows.states))
 
     states = np.array(rows.states, np.float64)
     expected = [reference.logits(states, path[: row + 1]) for row in range(len(path))]
@@ -84,24 +85,25 @@ def test_the_markov_correction_equals_the_reference(kind: str, folders: dict[str
 def test_the_host_reads_the_selector_s_codebooks_as_the_network_does(element: mx.Dtype):
     selector = block_network(block_form("DFlash2")).candidate_selector
     selector.set_dtype(element)
-    tokens, latents = np.array([3, 40, 3]), random_features(3, 6)
+    tokens, projected = np.array([3, 40, 3]), random_features(3, 6)
     choices = np.array([[1, 2, 3, 66], [5, 6, 7, 8], [9, 1, 0, 65]])
     tables = SelectorTables.of(selector.predecessor_codebook, selector.successor_codebook)
 
-    found = tables.corrections(tokens, latents, choices)
+    found = tables.corrections(tokens, projected, choices)
 
-    expected = selector.corrections(mx.array(tokens), mx.array(latents), mx.array(choices))
+    before = selector.predecessor_codebook[mx.array(tokens)] * mx.array(projected)
+    expected = (selector.successor_codebook[mx.array(choices)] @ before[..., None])[..., 0]
     assert np.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("element", [mx.float32, mx.float16, mx.bfloat16])
-def test_absurd_features_give_finite_rows(element: mx.Dtype, folders: dict[str, Path]):
+def test_the_largest_features_give_finite_rows(element: mx.Dtype, folders: dict[str, Path]):
     drafter = read_block(folders["vanilla"])
     drafter.network.set_dtype(element)
     context = BlockContext(BlockKv(drafter.network))
-    absurd = FEATURES.copy()
-    absurd[0], absurd[1], absurd[2], absurd[3, 5] = np.nan, np.inf, -3e38, np.nan
-    context.feed(0, absurd)
+    largest = FEATURES.copy()
+    largest[0], largest[1], largest[3, 5] = 6e4, -6e4, 6e4
+    context.feed(0, largest)
 
     for rows in MlxBlockRunner(drafter.network, target_ends(folders["target"])).forward([(context, BLOCKS)])[0]:
         assert mx.isfinite(rows.logits).all().item()

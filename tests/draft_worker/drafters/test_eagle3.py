@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3, write_eagle3
+from draft_worker.drafters.eagle3 import Eagle3, read_eagle3, write_eagle3
 from protocol.errors import InputError
 from tests.support.eagle3_reference import Reference, Row
 from tests.support.models import eagle3_folders as folders

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
+from draft_worker.drafters.eagle3 import read_eagle3
 from draft_worker.drafters.peagle import PeagleRunner
 from draft_worker.engine import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.ranked_rows import RankedRows
+from draft_worker.candidates.block_candidates import RankedRows
+from draft_worker.candidates.head_columns import Columns
 from draft_worker.engine import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence, load
 from protocol.errors import InputError

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from draft_worker.training.columns import reach, windows
-from draft_worker.training.corpus.rows import Row
+from draft_worker.training.chains import CHAIN, NO_PLACE, reach, windows
 from draft_worker.training.held_out import acceptance, first_guess, posterior_noise
-from draft_worker.training.kind import CHAIN, NO_PLACE
+from draft_worker.training.rows import Row
 from protocol.contracts.training import DEPTHS, STALENESS, HeldOut, HeldOutAcceptance
 
 

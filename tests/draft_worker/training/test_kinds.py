@@ -11,16 +11,11 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from draft_worker.drafters.block import ChoiceSelector
-from draft_worker.drafters.block_checkpoint import read_block
-from draft_worker.drafters.block_forward import Block, MlxBlockRunner
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
-from draft_worker.drafters.token_ends import TokenEnds
-from draft_worker.head_tokens import read_head_tokens
-from draft_worker.training.corpus.rows import Shards
-from draft_worker.training.kind import NO_PLACE
+from draft_worker.drafters.eagle3 import Eagle3, read_eagle3
+from draft_worker.short_head import read_head_tokens
+from draft_worker.training.chains import NO_PLACE
 from draft_worker.training.kinds import KINDS
+from draft_worker.training.rows import Shards
 from draft_worker.training.target import Target
 from protocol.contracts.training import DEPTHS, STALENESS, TRAINED_KINDS, TrainedKind
 from tests.support.models.tiny_models import network
@@ -67,47 +62,6 @@ def test_eagle3_unrolls_as_its_engine_does_without_features(target: Target, work
             state = network(mx.array(row.tokens[None, place + step + 1, None]), state, "causal", cache)
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "jetspec"])
-def test_blocks_are_read_as_their_engine_reads_them(kind: TrainedKind, target: Target, work: Path):
-    training, row = trainee(kind, target, work)
-    network: Any = training.network
-    if network.form.choices:
-        network.candidate_selector.successor_codebook = mx.random.normal((target.vocabulary, network.form.rank))
-    ends = TokenEnds(target.embed, lambda states: states @ target.head().T, target.width, target.vocabulary)
-    columns = [Shards(work).outputs.index(output) for output in network.form.outputs]
-    features = row.states[:, columns].reshape(len(row.tokens), -1)
-    recorder, runner = Recorder(), MlxBlockRunner(network, ends)
-
-    training.hits(row, np.array([26, 27]), recorder)
-
-    # The second of two places is examined with one token that has no features.
-    for block, (place, stale) in enumerate([(26, 0), (27, 1)]):
-        context = runner.open()
-        context.feed(0, features[_BEGIN:place])
-        context.read(place)
-        known = row.tokens[place : place + stale + 1].tolist()
-        ((rows,),) = runner.forward([(context, [Block(known, place + stale - _BEGIN)])])
-        expected = np.array(rows.logits)[:, : 2 * HEAD : 2]
-        if network.form.choices:
-            before = row.tokens[place + stale : place + stale + network.form.rows]
-            expected = selected(network.candidate_selector, expected, rows.states, before, network.form.choices)
-        found = recorder.calls[0][block * network.form.rows :][: network.form.rows]
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-
-
-def selected(
-    selector: ChoiceSelector, logits: np.ndarray, states: mx.array, before: np.ndarray, choices: int
-) -> np.ndarray:
-    """(rows, head) logits of the tokens that the selector chooses among, by the tokens before the rows."""
-    found = np.full(logits.shape, -np.inf)
-    for row, token in enumerate(before.tolist()):
-        best = np.argsort(-logits[row])[:choices]
-        latent = selector.hidden_projection(states[row])
-        corrections = selector.corrections(mx.array(token), latent, mx.array(2 * best))
-        found[row, best] = logits[row, best] + np.array(corrections)
-    return found
-
-
 def test_positions_are_read_where_newer_files_state_them(tmp_path: Path):
     folder = write_model(tmp_path / "target", network("qwen3", num_hidden_layers=LAYERS))
     stated = {"rope_theta": 5_000_000.0, "rope_type": "linear", "factor": 4.0}
@@ -117,12 +71,11 @@ def test_positions_are_read_where_newer_files_state_them(tmp_path: Path):
     target = Target(folder)
     work = write_work(tmp_path / "work", target, rows=2)
 
-    kinds: tuple[TrainedKind, ...] = "eagle3", "dflash"
-    for kind in kinds:
-        trainee(kind, target, work)[0].write(tmp_path / kind)
-        written = json.loads((tmp_path / kind / "config.json").read_text())
-        assert written["rope_theta"] == 5_000_000.0
-        assert written["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    trainee("eagle3", target, work)[0].write(tmp_path)
+
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["rope_theta"] == 5_000_000.0
+    assert written["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
@@ -155,27 +108,20 @@ def test_published_files_load_in_their_readers(target: Target, work: Path, tmp_p
         trainee(kind, target, work)[0].write(tmp_path / kind)
 
     assert read_eagle3(tmp_path / "eagle3").form.outputs == (1, 2)
-    assert read_block(tmp_path / "dspark").network.form.kind == "dspark"
-    assert read_block(tmp_path / "dflash").network.form.clean_prefix == STALENESS
-    for kind in {*KINDS} - {"eagle3"}:
-        np.testing.assert_array_equal(read_head_tokens(tmp_path / kind, target.vocabulary), range(0, 2 * HEAD, 2))
-    names = set(mx.load(str(tmp_path / "exit" / "model.safetensors")))
-    assert {"exit_norm.weight", "exit_layer.self_attn.q_proj.weight", "exit_layer.mlp.up_proj.weight"} <= names
+    np.testing.assert_array_equal(read_head_tokens(tmp_path / "lm", target.vocabulary), range(0, 2 * HEAD, 2))
     loaded: Any = load_model(tmp_path / "lm")
     model, config = loaded
     assert config["num_hidden_layers"] == len(model.layers) == 3
 
 
-def test_an_early_exit_and_a_language_model_begin_with_layers_of_the_target(target: Target, work: Path):
-    exit_training, row = trainee("exit", target, work)
+def test_a_language_model_begins_with_layers_of_the_target(target: Target, work: Path):
+    training, row = trainee("lm", target, work)
     recorder = Recorder()
 
-    exit_training.hits(row, PLACES, recorder)
+    training.hits(row, PLACES, recorder)
 
-    tokens = mx.array(row.tokens[None, _BEGIN : 30 + 1])
-    states = target.stack.embed_tokens(tokens)
-    chosen = [*target.stack.layers[: round(LAYERS / 4)], target.stack.layers[-1]]
-    for layer in chosen:
+    states = target.stack.embed_tokens(mx.array(row.tokens[None, _BEGIN : 30 + 1]))
+    for layer in (*target.stack.layers[:2], target.stack.layers[-1]):
         states = layer(states, "causal", None)
     expected = target.stack.norm(states)[0, -1] @ target.head(mx.arange(0, 2 * HEAD, 2)).T
     np.testing.assert_allclose(recorder.at(0, 30), np.array(expected), rtol=2e-2, atol=2e-2)

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from draft_worker.training.corpus.rows import Shards
 from draft_worker.training.held_out import Examiner
 from draft_worker.training.loop import Shell, Stopped, TrainingLoop
 from draft_worker.training.optimisers import Optimisers
-from draft_worker.training.preparation import HELD_OUT
-from draft_worker.training.saved_state import Progressed, save
+from draft_worker.training.rows import HELD_OUT, Shards
+from draft_worker.training.saved_state import head_tokens, kept_head_tokens, save
 from draft_worker.training.target import Target
 from protocol.contracts.training import TRAINED_KINDS, TrainedKind, TrainingChoices, TrainingProgress
 from protocol.errors import InputError, PipelineError
@@ -62,7 +61,7 @@ def test_the_loss_falls(kind: TrainedKind, target: Target, work: Path, tmp_path:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
 def test_an_interrupted_training_equals_one_that_was_not(kind: TrainedKind, target: Target, work: Path, tmp_path: Path):
     whole = Stage(target, work, tmp_path / "whole", kind, steps=5, batch=2)
     whole.loop.run()
@@ -91,16 +90,6 @@ def test_a_state_of_another_target_is_refused(target: Target, work: Path, tmp_pa
 
     with pytest.raises(InputError, match="a training for another target: pass the same as --target"):
         Stage(other, work, tmp_path / "out", steps=1)
-
-
-def test_weights_of_other_shapes_are_refused(target: Target, work: Path, tmp_path: Path):
-    """As in a state that was saved before states named their target."""
-    stage = Stage(target, work, tmp_path, "exit", steps=1)
-    network = trainee("eagle3", target, work)[0].network
-    save(tmp_path, Progressed(settings=stage.loop.progressed.settings), network, Optimisers(network.parameters()))
-
-    with pytest.raises(InputError, match="weights of other shapes"):
-        Stage(target, work, tmp_path, "exit", steps=1)
 
 
 @pytest.mark.parametrize("lost", [{"shards": 2}, {"position": 99}])
@@ -147,3 +136,35 @@ def test_a_damaged_state_is_named(target: Target, work: Path, tmp_path: Path):
 
     with pytest.raises(InputError, match=r"is damaged.*delete it"):
         Stage(target, work, tmp_path, steps=1)
+
+
+_COUNTS = np.array([5, 0, 7, 1, 0, 9])
+
+
+def test_the_tokens_written_most_are_kept_while_counts_grow(tmp_path: Path):
+    assert head_tokens(tmp_path, 3, _COUNTS).tolist() == [0, 2, 5]
+
+    assert head_tokens(tmp_path, 3, _COUNTS[::-1]).tolist() == [0, 2, 5]
+    assert [path.name for path in (tmp_path / "training").iterdir()] == ["head_tokens.npy"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([0, 5, 2], "no ascending tokens below 6"),
+        ([0.0, 2.0, 3.0], "no ascending tokens below 6"),
+        ([0, 2], "holds 2 tokens instead of 3: pass the same --head"),
+        (b"", "is damaged"),
+        (b"\x93NUMPY\x01\x00v\x00", "is damaged"),
+    ],
+)
+def test_other_tokens_than_a_training_s_are_refused(tokens: list[float] | bytes, words: str, tmp_path: Path):
+    file = tmp_path / "training" / "head_tokens.npy"
+    file.parent.mkdir()
+    if isinstance(tokens, bytes):
+        file.write_bytes(tokens)
+    else:
+        np.save(file, np.array(tokens))
+
+    with pytest.raises(InputError, match=f"{words}.*another folder as --out"):
+        kept_head_tokens(tmp_path, 3, 6)

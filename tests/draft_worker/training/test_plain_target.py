@@ -92,7 +92,7 @@ def test_eagle3_refuses_layers_whose_norm_it_would_copy_in_vain(tmp_path: Path):
     target = _target(tmp_path, _olmo2())
     require_plain(target)
 
-    with pytest.raises(InputError, match=r"no input_layernorm\.weight.*choose the kind dspark"):
+    with pytest.raises(InputError, match=r"no input_layernorm\.weight.*choose a target of the Llama"):
         KINDS["eagle3"].outputs(target, 0)
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
+from draft_worker.drafters.eagle3 import read_eagle3
 from draft_worker.training.__main__ import Process
-from draft_worker.training.corpus.own_text import OwnText
-from draft_worker.training.corpus.rows import read_answers
+from draft_worker.training.answers import write_answers
 from draft_worker.training.optimisers import Optimisers
-from draft_worker.training.preparation import claim, write_answers
+from draft_worker.training.own_text import OwnText
+from draft_worker.training.rows import read_answers
 from draft_worker.training.saved_state import Progressed, save
+from draft_worker.training.states import claim
 from draft_worker.training.target import Target
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.train_draft import training
@@ -141,14 +142,18 @@ def test_a_target_without_a_stack_of_layers_is_refused(order: TrainingOrder):
     ("choices", "words"),
     [
         ({"head": 31}, "holds a training with other settings"),
-        ({"kind": "exit", "layers": 6}, "an exit leaves behind 1 to 5"),
         ({"layers": 2}, "leave --layers out"),
     ],
 )
 def test_what_can_t_be_trained_is_refused_before_anything_is_answered(order: TrainingOrder, choices: dict, words: str):
     settings = "--kind eagle3 --head 30 --layers 0 --seed 0"
     network = nn.Linear(1, 1)
-    save(Path(order.out), Progressed(settings=settings), network, Optimisers(network.trainable_parameters()))
+    save(
+        Path(order.out),
+        Progressed(settings=settings, target=Target(Path(order.target)).fingerprint),
+        network,
+        Optimisers(network.trainable_parameters()),
+    )
     changed = msgspec.structs.replace(order, choices=msgspec.structs.replace(order.choices, **choices))
 
     with pytest.raises(InputError, match=words):
@@ -187,7 +192,7 @@ def test_without_data_the_command_asks_for_it(tmp_path: Path):
     target = write_target(tmp_path / "target")
 
     result = CliRunner().invoke(
-        cli, ["train-draft", "--kind", "exit", "--target", str(target), "--out", str(tmp_path / "out")]
+        cli, ["train-draft", "--kind", "lm", "--target", str(target), "--out", str(tmp_path / "out")]
     )
 
     assert isinstance(result.exception, InputError)
@@ -202,7 +207,7 @@ def test_a_folder_that_is_no_training_s_is_not_written_to(tmp_path: Path):
     (target / "work").mkdir()
 
     for out, words in (("notes", "holds other files"), ("file", "is a file"), ("target", "is the target's own folder")):
-        asked = ["train-draft", "--kind", "exit", "--target", str(target), "--out", str(tmp_path / out)]
+        asked = ["train-draft", "--kind", "lm", "--target", str(target), "--out", str(tmp_path / out)]
         result = CliRunner().invoke(cli, asked)
 
         assert result.exit_code != 0
@@ -213,7 +218,7 @@ def test_prompts_that_are_left_out_are_counted(tmp_path: Path):
     target = write_target(tmp_path / "target")
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"prompt": "abc " * 300}) + "\n")
-    asked = ["--kind", "exit", "--target", str(target), "--out", str(tmp_path / "out"), "--data", str(data)]
+    asked = ["--kind", "lm", "--target", str(target), "--out", str(tmp_path / "out"), "--data", str(data)]
 
     result = CliRunner().invoke(cli, ["train-draft", *asked])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from draft_worker.training.whole_file import whole_file
+from draft_worker.training.rows import whole_file
 from orchestrator.core.events import Tick
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.runtime.recording import Journal, Recording

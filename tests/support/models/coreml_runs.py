@@ -18,7 +18,7 @@ from draft_worker.coreml.runtime.calls import PackageForward
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, Precision
 from draft_worker.coreml.toolchain import toolchain
-from draft_worker.head_tokens import HeadTokens
+from draft_worker.short_head import HeadTokens
 from protocol.contracts.coreml import Choices
 from protocol.errors import InputError
 from tests.support.models.tiny_models import network

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from draft_worker.drafters.block import BlockDrafter, BlockPart
 from protocol.messages.features import FINAL
+from tests.support.models.block_files import latents
 
 _STEPS = 40
 
@@ -54,11 +55,11 @@ def fit_block(network: BlockDrafter, target: Any, text: Sequence[int]) -> None:
         states = states.reshape(len(anchors), form.block, -1)[:, form.block - form.rows :]
         logits = target.lm_head(states)
         if form.markov is not None:
-            logits = logits + network.markov_head.correction(network.markov_head.latents(before, states))
+            logits = logits + network.markov_head.correction(latents(network.markov_head, before, states))
         if form.choices:
             selector = network.candidate_selector
-            latents = selector.predecessor_codebook[before] * selector.hidden_projection(states)
-            logits = logits + latents @ selector.successor_codebook.T
+            projected = selector.predecessor_codebook[before] * selector.hidden_projection(states)
+            logits = logits + projected @ selector.successor_codebook.T
         return nn.losses.cross_entropy(logits, right).mean()
 
     optimizer = optimizers.Adam(learning_rate=5e-3)

@@ -12,10 +12,10 @@ from mlx.utils import tree_flatten, tree_map
 from numpy.typing import NDArray
 
 from draft_worker.drafters.block import BlockDrafter
-from draft_worker.drafters.block_checkpoint import write_block
 from draft_worker.drafters.token_ends import TokenEnds
 from protocol.contracts.drafters.description import BlockForm
 from protocol.contracts.model_folder import HEAD_TOKENS
+from tests.support.models.block_files import write_block
 from tests.support.models.tiny_models import VOCABULARY, network
 from tests.support.models.tokenizer_files import write_tokenizer
 

@@ -10,11 +10,10 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from draft_worker.training.corpus.own_text import OwnText
-from draft_worker.training.corpus.rows import Answers, Row, Shards, save_answers
-from draft_worker.training.kind import Training, TrainingSetting
-from draft_worker.training.kinds import KINDS
-from draft_worker.training.preparation import HELD_OUT, record_states
+from draft_worker.training.kinds import KINDS, Training
+from draft_worker.training.own_text import OwnText
+from draft_worker.training.rows import HELD_OUT, Answers, Row, Shards, save_answers
+from draft_worker.training.states import record_states
 from draft_worker.training.target import Target
 from protocol.contracts.training import TrainedKind
 from protocol.messages.features import FINAL
@@ -57,7 +56,7 @@ def trainee(kind: TrainedKind, target: Target, work: Path) -> tuple[Training, Ro
     mx.random.seed(0)
     shards = Shards(work)
     head = np.arange(0, 2 * HEAD, 2)
-    return KINDS[kind].training(TrainingSetting(target, head, shards.outputs, VOCABULARY - 1, 0)), shards.row(1)
+    return KINDS[kind].training(target, head, shards.outputs, 0), shards.row(1)
 
 
 def write_own_text(path: Path, texts: list[OwnText]) -> None:

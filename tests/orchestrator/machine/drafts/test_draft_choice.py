@@ -209,7 +209,7 @@ def test_core_ml_is_tried_where_it_fits_beside_all_that_the_pipeline_needs(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("orchestrator.machine.drafts.trained_drafter.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("orchestrator.machine.drafts.draft_choice.cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -295,7 +295,7 @@ def test_a_lent_drafter_needs_its_target_s_name(tmp_path: Path, target: Path):
 
     with pytest.raises(InputError, match="uses the embedding or layers of its target: name the target's folder"):
         draft_choice(AUTO, str(folder))
-    assert draft_choice(AUTO, str(folder), target=str(target)).target == target
+    assert draft_choice(AUTO, str(folder), target=target).target == target
 
 
 def test_a_drafter_s_engine_is_left_to_its_kind_and_it_is_not_converted(tmp_path: Path):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draft_worker.training.corpus.rows import Answers
+from draft_worker.training.rows import Answers
 from protocol.bounded_files import bounded
 from protocol.errors import InputError
 

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from draft_worker.training.corpus.own_text import OwnText, filled, read_own_text
-from draft_worker.training.corpus.rows import Answers, answers_path, read_answers
-from draft_worker.training.preparation import HELD_OUT, unpack_text
+from draft_worker.training.answers import unpack_text
+from draft_worker.training.own_text import OwnText, filled, read_own_text
+from draft_worker.training.rows import HELD_OUT, Answers, answers_path, read_answers
 from protocol.contracts.training import TrainingChoices
 from protocol.errors import InputError
 from tests.support.models.training_work import write_own_text

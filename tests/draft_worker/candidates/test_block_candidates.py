@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.ranked_rows import RankedRows
+from draft_worker.candidates.block_candidates import RankedRows
+from draft_worker.candidates.head_columns import Columns
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 

@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.training.corpus.rows import Answers, Shards, save_answers, save_states, state_outputs, stored
-from draft_worker.training.corpus.states import tap_of
-from draft_worker.training.preparation import AnswerText, claim, divided, packed, record_states, texts, without_loop
+from draft_worker.training.answers import AnswerText, divided, packed, texts, without_loop
+from draft_worker.training.rows import Answers, Shards, save_answers, save_states, stored
+from draft_worker.training.states import claim, record_states, tap_of
 from draft_worker.training.target import Target
 from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FINAL
@@ -67,16 +67,6 @@ def test_greedy_answers_in_a_batch_are_the_target_s_own(target: Target):
         assert text.tokens[place] == mx.argmax(stock_logits(target.model, text.tokens[:place])).item()
 
 
-def test_states_of_another_target_are_refused(target: Target, tmp_path: Path):
-    tokens = np.zeros((2, 4), np.int32)
-    save_answers(tmp_path, 0, Answers(tokens, tokens > 0, tokens, np.zeros(2, np.float32)))
-    state_outputs(tmp_path, (FINAL,))
-    save_states(tmp_path, 0, np.zeros((2, 4, 1, target.width + 1), np.float16))
-
-    with pytest.raises(InputError, match="states of another target"):
-        record_states(target, tmp_path, (FINAL,), lambda _: None)
-
-
 def test_answers_of_another_target_are_refused(target: Target, tmp_path: Path):
     claim(tmp_path, target)
     other = Target(write_target(tmp_path / "other", seed=1))
@@ -89,15 +79,6 @@ def test_answers_of_another_target_are_refused(target: Target, tmp_path: Path):
     claim(tmp_path, target)
     with pytest.raises(InputError, match=r"answers of another target \(.*target\): pass that one as --target"):
         claim(tmp_path, other)
-
-
-def test_answers_of_before_they_named_their_target_are_this_one_s(target: Target, tmp_path: Path):
-    tokens = np.zeros((1, 4), np.int32)
-    save_answers(tmp_path, 0, Answers(tokens, tokens > 0, tokens, np.zeros(1, np.float32)))
-
-    claim(tmp_path, target)
-
-    assert target.fingerprint in (tmp_path / "target.json").read_text()
 
 
 def test_states_that_the_disk_has_no_room_for_are_refused_before_any_is_removed(

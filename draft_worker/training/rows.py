@@ -4,14 +4,25 @@ A folder holds answers/shard-XXXX.npz and states/shard-XXXX.npy, and states/outp
 """
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from draft_worker.training.whole_file import whole_file
-from protocol.errors import InputError
+from protocol.contracts.training import TrainingProgress
+from protocol.errors import InputError, PipelineError
+from protocol.security.private_files import replacing
 
+HELD_OUT = "held-out"
+"""The folder in a work folder of what is never trained on."""
+TEMPERATURES = (0.0, 0.7, 1.0)
+"""Of the answers that a target writes: a third of the rows each."""
+Over: TypeAlias = Callable[[float], bool]
+"""Whether this share of the time has passed."""
+Report: TypeAlias = Callable[[TrainingProgress], None]
+"""May raise to end the process: what is unfinished then is written again."""
 _ANSWERS, _STATES, _OUTPUTS = "answers", "states", "outputs.json"
 _LARGEST = 65_000.0
 """Of an fp16 number; residual streams in bf16 may be larger."""
@@ -63,11 +74,6 @@ class Shards:
         """Rows of the first `shards` shards."""
         return sum(map(len, self._states[:shards]))
 
-    @property
-    def own(self) -> int:
-        """Tokens that the target wrote."""
-        return sum(int(each.own.sum()) for each in self._answers)
-
     def row(self, number: int) -> Row:
         """The row of this number, counted over all shards. The last rows of a shard may have no states: they do not
         count."""
@@ -99,6 +105,11 @@ def answers_path(folder: Path, shard: int) -> Path:
 
 def states_path(folder: Path, shard: int) -> Path:
     return folder / _STATES / f"shard-{shard:04d}.npy"
+
+
+def answer_files(folder: Path) -> list[Path]:
+    """Files of answers in `folder`, in order."""
+    return sorted((folder / _ANSWERS).glob("shard-????.npz"))
 
 
 def read_answers(path: Path) -> Answers:
@@ -138,11 +149,6 @@ def stated_outputs(folder: Path) -> tuple[int, ...]:
     return tuple(json.loads(path.read_text())) if path.is_file() else ()
 
 
-def state_width(folder: Path) -> int:
-    """Elements of an output in the first shard of states."""
-    return np.load(states_path(folder, 0), mmap_mode="r").shape[-1]
-
-
 def state_outputs(folder: Path, outputs: tuple[int, ...]) -> None:
     """Say which outputs the states of `folder` hold. States of others are removed."""
     path = folder / _STATES / _OUTPUTS
@@ -152,3 +158,21 @@ def state_outputs(folder: Path, outputs: tuple[int, ...]) -> None:
             file.unlink()
         with whole_file(path) as unfinished:
             unfinished.write_text(json.dumps(outputs))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write, which becomes `path` at the end, for this user alone: a training keeps prompts and answers.
+    Nothing stays of a file that could not be written.
+
+    Raises PipelineError naming `path`. MLX raises RuntimeError where others raise OSError, so the contents must be
+    computed before.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path, path.with_suffix(f".unfinished{path.suffix}")) as unfinished:
+            yield unfinished
+    except (OSError, RuntimeError) as error:
+        raise PipelineError(
+            f"{path} could not be written ({error}): free space on its disk, and start the same command again."
+        ) from error

@@ -1,13 +1,19 @@
 """Places of a row from which a chain of guesses begins, and how far each goes."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
+import mlx.core as mx
 import numpy as np
 
-from draft_worker.training.corpus.rows import Row
-from draft_worker.training.kind import CHAIN, NO_PLACE
+from draft_worker.training.rows import Row
 from protocol.contracts.training import DEPTHS, STALENESS
 
+Judge: TypeAlias = Callable[[np.ndarray, mx.array], np.ndarray]
+"""(n,) slots and the (n, head) logits of the tokens behind them, to (n,) bools: the guess is the target's token."""
+CHAIN = STALENESS + DEPTHS - 1
+"""Guesses behind one another that a report needs."""
+NO_PLACE = -1
 UNROLLED = 0.5
 """Share of the chains that go on behind their first guess."""
 GIVEN = 0.15

@@ -1,20 +1,21 @@
 """Which tokens the columns of a draft's logits stand for, and candidates in a target's token numbers.
 
-Knows no model and no tree.
+Tokens of a context join a short head: what its text has, the target often writes again. Knows no network and no tree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from draft_worker.candidates.lookup_mixture import Followers, mixed
-from draft_worker.candidates.ranking import propose
-from draft_worker.engine import Batch
-from draft_worker.head_tokens import HeadTokens
+from draft_worker.candidates.ranking import Followers, mixed, propose
+from draft_worker.engine import Batch, Engine
+from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.messages.sampling import Sampling
+from protocol.sampling.grammar import Grammars
 from protocol.sampling.sampler import Noise, NoiseRows
 from protocol.sampling.threefry import gumbel, noise_bits
 from protocol.speculation.token_tree import Candidates, Support
@@ -132,3 +133,65 @@ class _NoiseBeside:
                 del self._rows[next(iter(self._rows))]
             self._rows[key] = mx.concatenate([self._noise.row(seed, position, stream), more])
         return self._rows[key]
+
+
+_MOST = 256
+"""Tokens of a sequence that join; the latest ones stay."""
+
+
+class ContextColumns:
+    """The columns of one sequence: those of its draft's head, and behind them those of tokens that it has read and the
+    head lacks."""
+
+    def __init__(self, head: Columns, *, widens: bool) -> None:
+        """`widens`: the head can compute any token's logits."""
+        self.head = head
+        self.now = head
+        """The columns of the next forward."""
+        self.tokens: Sequence[int] = ()
+        """Those that the head lacks."""
+        self._widens = widens
+
+    def see(self, tokens: Sequence[int]) -> None:
+        """The sequence reads these tokens."""
+        if self._widens and (more := [each for each in self.head.lacking(tokens) if each not in self.tokens]):
+            self.tokens = (*self.tokens, *more)[-_MOST:]
+            self.now = self.head.beside(self.tokens)
+
+    def own(self, logits: mx.array, more: Mapping[int, int]) -> mx.array:
+        """The columns of this sequence, from those of a head that `widened` made wider by `more`."""
+        width = logits.shape[-1] - len(more)
+        if not more or (self.head.count == width and list(self.tokens) == list(more)):
+            return logits
+        known = logits[:, : self.head.count]
+        if not self.tokens:
+            return known
+        return mx.concatenate([known, logits[:, mx.array([width + more[token] for token in self.tokens])]], axis=-1)
+
+
+def widened(head: ShortHead | None, sequences: Iterable[ContextColumns]) -> Mapping[int, int]:
+    """Let the next forward's head compute what all of `sequences` have read: each token with its place behind the
+    head's own. None for a head that knows no other tokens."""
+    if head is None or not head.widens:
+        return {}
+    more = dict.fromkeys(token for sequence in sequences for token in sequence.tokens)
+    head.widen(list(more))
+    return {token: place for place, token in enumerate(more)}
+
+
+class ColumnsEngine(Engine):
+    """A subclass calls `set_up_columns` while it is made."""
+
+    def set_up_columns(self, folder: Path, vocabulary: int, head: HeadTokens | None) -> None:
+        """`folder` holds the tokenizer. `head`: the tokens of the draft's head if it has only some."""
+        self.vocabulary = vocabulary
+        self._head = head
+        self.grammars = Grammars(folder, vocabulary)
+        self._columns: dict[int, Columns] = {}
+        """By the size of the target's vocabulary."""
+
+    def columns(self, vocabulary: int) -> Columns:
+        """Beside a target of so many tokens."""
+        if vocabulary not in self._columns:
+            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head)
+        return self._columns[vocabulary]

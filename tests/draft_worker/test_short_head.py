@@ -1,6 +1,5 @@
 """Laws of a head over some tokens of the vocabulary: its candidates are those of a whole head without the others."""
 
-import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,15 +10,13 @@ import pytest
 from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
-from draft_worker.head_tokens import read_head_tokens
-from draft_worker.short_head import shorten_head
+from draft_worker.short_head import read_head_tokens, shorten_head
 from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
-from tests.support.paths import DEMO_DRAFT
 from tests.support.processing import processors
 
 TOKENS = np.array([0, 3, 4, 17, 31, 40, 41, VOCABULARY - 1], np.int32)
@@ -152,21 +149,3 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tokens: np.ndarray)
 
     with pytest.raises(InputError, match="ascending int32 tokens"):
         read_head_tokens(tmp_path, VOCABULARY)
-
-
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=1.0, seed=1, top_p=0.9)], ids=["greedy", "top-p"]
-)
-def test_the_engine_guesses_tokens_of_the_folders_file_and_of_the_context_alone(tmp_path: Path, sampling: Sampling):
-    folder = tmp_path / "draft"
-    shutil.copytree(DEMO_DRAFT, folder)
-    tokens = np.arange(5, 4096, 100, dtype=np.int32)
-    np.save(folder / HEAD_TOKENS, tokens)
-    engine = MlxEngine.load(folder)
-    sequence = engine.open(sampling, engine.vocabulary)
-    sequence.prefill([10, 20, 30])
-
-    (found,) = sequence.evaluate(Batch(committed=(), tokens=(40,), parents=(-1,), limit=8))
-
-    assert len(found.tokens) >= 1
-    assert set(found.tokens) <= {*tokens.tolist(), 10, 20, 30, 40}

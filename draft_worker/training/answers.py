@@ -1,51 +1,40 @@
-"""What a training needs before it begins: answers and states of one target. Stages that exist are kept.
+"""The target answers prompts, or answers that exist are unpacked: rows of text in shards. Shards that exist are kept.
 
-The same prompts are held out whatever their order, and also when further prompts are added. Tokens that a training
-chooses by how often the target wrote them are chosen once, and kept while more answers appear.
-
-The target answers the prompts, and the texts are packed into rows.
+The same prompts are held out whatever their order, and also when further prompts are added.
 """
 
 import hashlib
 import math
 import random
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 from mlx_lm.generate import BatchGenerator
 
-from draft_worker.head_tokens import are_head_tokens
-from draft_worker.training.corpus.own_text import filled, read_own_text
-from draft_worker.training.corpus.rows import (
+from draft_worker.training.own_text import filled, read_own_text
+from draft_worker.training.rows import (
+    HELD_OUT,
+    TEMPERATURES,
     Answers,
+    Over,
+    Report,
+    answer_files,
     answers_path,
     read_answers,
     save_answers,
-    save_states,
-    state_outputs,
-    state_width,
-    stated_outputs,
-    states_path,
-    stored,
+    whole_file,
 )
-from draft_worker.training.corpus.states import recorded, tap_of
 from draft_worker.training.target import Target
-from draft_worker.training.whole_file import whole_file
 from protocol.contracts.training import TrainingChoices, TrainingProgress
 from protocol.errors import InputError
-from protocol.messages.features import FINAL
 
-TEMPERATURES = (0.0, 0.7, 1.0)
-"""A third of the rows each."""
 LONGEST_ANSWER = 320
 _LEAST_ROOM = 32
 """Slots at the end of a row that no new text begins in."""
@@ -177,50 +166,9 @@ def packed(found: Iterator[AnswerText | None], rows: int, slots: int) -> Iterato
     yield Answers(*(each[begun] for each in answers))
 
 
-HELD_OUT = "held-out"
-_TARGET = "target.json"
 _CHOSEN = Path(HELD_OUT) / "prompts.json"
-_ELEMENT = 2
-"""Bytes of a number of the states."""
-
-_HELD_OUT_SHARE, _ANSWERS_SHARE, _STATES_SHARE = 0.1, 0.4, 0.6
-"""Of the time: when each stage of the preparation ends with what it has, which is a little at least."""
-Over = Callable[[float], bool]
-"""Whether this share of the time has passed."""
-Report = Callable[[TrainingProgress], None]
-"""May raise to end the process: what is unfinished then is written again."""
-
-
-class _Owner(msgspec.Struct):
-    """The target whose answers and states a folder holds."""
-
-    fingerprint: str
-    folder: str
-
-
-def claim(work: Path, target: Target) -> None:
-    """Note in `work` whose answers it holds. Raises InputError if they are another target's.
-
-    Answers of before this file existed are taken for this target's.
-    """
-    path, fingerprint = work / _TARGET, target.fingerprint
-    owner = _owner(path)
-    if owner is not None and owner.fingerprint == fingerprint:
-        return
-    if owner is not None and (_shards(work) or _shards(work / HELD_OUT)):
-        raise InputError(
-            f"{work} holds the answers of another target ({owner.folder}): pass that one as --target, or another "
-            "folder as --work."
-        )
-    with whole_file(path) as unfinished:
-        unfinished.write_bytes(msgspec.json.encode(_Owner(fingerprint, str(target.folder))))
-
-
-def _owner(path: Path) -> _Owner | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Owner) if path.is_file() else None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InputError(f"{path} is damaged ({error}): pass another folder as --work.") from error
+_HELD_OUT_SHARE, _ANSWERS_SHARE = 0.1, 0.4
+"""Of the time: when each stage ends with what it has, which is a little at least."""
 
 
 def write_answers(
@@ -239,7 +187,7 @@ def write_answers(
     """
     given = _read(prompts) if prompts is not None else []
     # Held-out answers that exist need no more prompts.
-    fewest = 0 if _shards(work / HELD_OUT) else FEWEST
+    fewest = 0 if answer_files(work / HELD_OUT) else FEWEST
     trained, held_out = divided(given, fewest, work / _CHOSEN)
     stages = (work / HELD_OUT, 1, held_out, _HELD_OUT_SHARE), (work, choices.tokens, trained, _ANSWERS_SHARE)
     for folder, wanted, chosen, share in stages:
@@ -252,7 +200,7 @@ def write_answers(
                 "them as --data, or the folder of an earlier training's answers as --work."
             )
         stage = "answers" if folder == work else "answers to held-out prompts"
-        first = len(_shards(folder))
+        first = len(answer_files(folder))
         mx.random.seed(first)
         # One source for all shards: of texts that are dropped at the end of one, most would be long.
         found = texts(target.model, _shuffled(chosen, first), ends, partial(over, share))
@@ -271,7 +219,7 @@ def unpack_text(file: Path, vocabulary: int, work: Path, choices: TrainingChoice
 
     Raises InputError for a file of a larger vocabulary.
     """
-    if _shards(work / HELD_OUT) and _written(work) >= choices.tokens:
+    if answer_files(work / HELD_OUT) and _written(work) >= choices.tokens:
         return
     texts = sorted(read_own_text(file), key=lambda text: hashlib.sha256(text.tokens.tobytes()).digest())
     if len(texts) < FEWEST:
@@ -294,68 +242,6 @@ def unpack_text(file: Path, vocabulary: int, work: Path, choices: TrainingChoice
                 save_answers(folder, number, shard)
 
 
-def record_states(
-    target: Target, work: Path, outputs: tuple[int, ...], report: Report, over: Over = lambda _: False
-) -> tuple[int, ...]:
-    """States of all shards, or of the rows that there is time for, with these outputs at least and FINAL last. Returns
-    which they hold.
-
-    Raises InputError for states of another target, as far as their width tells, and for a target without taps.
-    """
-    if states_path(work, 0).is_file() and state_width(work) != target.width:
-        raise InputError(f"{work} holds the states of another target: pass another folder as --work.")
-    known = stated_outputs(work)
-    if not set(outputs) <= set(known):
-        known = (*sorted({*outputs, *known} - {FINAL}), FINAL)
-    folders = work / HELD_OUT, work
-    missing = [
-        (folder, number)
-        for number, folder in sorted(
-            ((number, folder) for folder in folders for number in range(len(_shards(folder)))), key=lambda each: each[0]
-        )
-        if known != stated_outputs(folder) or _lacks(folder, number)
-    ]
-    if missing:
-        _require_space(work, missing, len(known) * target.width)
-    for folder in folders:
-        state_outputs(folder, known)
-    if not missing:
-        return known
-    tap = tap_of(target.model, str(target.folder))
-    for done, (folder, number) in enumerate(missing):
-        if number and over(_STATES_SHARE):
-            break
-        answers = read_answers(answers_path(folder, number))
-        states = np.empty((*answers.tokens.shape, len(known), target.width), np.float16)
-        for row, each in enumerate(recorded(target.model, tap, known, answers)):
-            states[row] = stored(each)
-            share = done + (row + 1) / len(answers.tokens)
-            report(TrainingProgress(stage="the target's states", done=share, total=len(missing)))
-            if row + 1 >= len(TEMPERATURES) and over(_STATES_SHARE):
-                states = states[: row + 1]
-                break
-        save_states(folder, number, states)
-    return known
-
-
-def _require_space(work: Path, missing: list[tuple[Path, int]], elements: int) -> None:
-    """`elements` of a slot. States of other outputs are removed first, so their space counts as free."""
-    slots = sum(read_answers(answers_path(folder, number)).tokens.size for folder, number in missing)
-    needed = slots * elements * _ELEMENT
-    replaced = [states_path(folder, number) for folder, number in missing]
-    free = shutil.disk_usage(work).free + sum(path.stat().st_size for path in replaced if path.is_file())
-    if needed > free:
-        raise InputError(
-            f"The target's states take {needed / 1e9:.1f} GB ({slots:,} tokens x {elements:,} numbers x {_ELEMENT} "
-            f"bytes), and the disk of {work} has {free / 1e9:.1f} GB free: free space and start the same command "
-            "again, or move this folder to a larger disk and pass it as --work."
-        )
-
-
-def _lacks(folder: Path, number: int) -> bool:
-    return not states_path(folder, number).is_file()
-
-
 def _packed(
     found: Iterator[AnswerText | None], choices: TrainingChoices, begun: TrainingProgress, report: Report
 ) -> Answers:
@@ -367,13 +253,9 @@ def _packed(
     raise AssertionError("a shard ends with itself")
 
 
-def _shards(folder: Path) -> list[Path]:
-    return sorted((folder / "answers").glob("shard-????.npz"))
-
-
 def _written(folder: Path) -> int:
     """Tokens of the target's own in a folder's shards."""
-    return sum(int(read_answers(path).own.sum()) for path in _shards(folder))
+    return sum(int(read_answers(path).own.sum()) for path in answer_files(folder))
 
 
 def _read(path: Path) -> list[Prompt]:
@@ -386,66 +268,6 @@ def _shuffled(prompts: list[Prompt], seed: int) -> Iterator[Prompt]:
     rng = random.Random(seed)
     while True:
         yield from rng.sample(prompts, len(prompts))
-
-
-_HEAD, _MASK = Path("training") / "head_tokens.npy", Path("training") / "mask_token.json"
-
-
-def kept_head_tokens(folder: Path, size: int, vocabulary: int) -> np.ndarray | None:
-    """Those of a training that has begun; None: it has not. Raises InputError for tokens that are not its own."""
-    path = folder / _HEAD
-    if not path.is_file():
-        return None
-    try:
-        found = np.load(path)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise _damaged(path, str(error)) from error
-    integers = isinstance(found, np.ndarray) and np.issubdtype(found.dtype, np.integer)
-    if not integers or not are_head_tokens(found, vocabulary):
-        raise _damaged(path, f"no ascending tokens below {vocabulary}")
-    wanted = min(size, vocabulary)
-    if len(found) != wanted:
-        raise InputError(
-            f"{path} holds {len(found)} tokens instead of {wanted}: pass the same --head as before, or another folder "
-            "as --out."
-        )
-    return found.astype(np.int64)
-
-
-def head_tokens(folder: Path, size: int, counts: np.ndarray) -> np.ndarray:
-    """(size,) ascending: those written most, `counts` (vocabulary,) times."""
-    kept = kept_head_tokens(folder, size, len(counts))
-    if kept is not None:
-        return kept
-    most = np.sort(np.argsort(-counts, kind="stable")[:size])
-    with whole_file(folder / _HEAD) as path:
-        np.save(path, most)
-    return most
-
-
-def mask_token(folder: Path, counts: np.ndarray) -> int:
-    """The last one of those written least: what a masked place of a block reads."""
-    path = folder / _MASK
-    if path.is_file():
-        return _read_mask(path, len(counts))
-    chosen = int(np.flatnonzero(counts == counts.min())[-1])
-    with whole_file(path) as unfinished:
-        unfinished.write_bytes(msgspec.json.encode(chosen))
-    return chosen
-
-
-def _read_mask(path: Path, vocabulary: int) -> int:
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=int)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise _damaged(path, str(error)) from error
-    if not 0 <= found < vocabulary:
-        raise _damaged(path, f"no token of {vocabulary}")
-    return found
-
-
-def _damaged(path: Path, what: str) -> InputError:
-    return InputError(f"{path} is damaged ({what}): pass another folder as --out, where the training begins again.")
 
 
 _SHARE = 40

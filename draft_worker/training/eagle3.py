@@ -13,12 +13,10 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import write_eagle3
-from draft_worker.training.columns import Chains, drawn, no_hits, whole, windows
-from draft_worker.training.corpus.rows import Row
-from draft_worker.training.kind import Judge, TrainingSetting
+from draft_worker.drafters.eagle3 import Eagle3, write_eagle3
+from draft_worker.training.chains import Chains, Judge, drawn, no_hits, whole, windows
 from draft_worker.training.losses import loss, wanted
+from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, fitting, trained
 from protocol.contracts.drafters.description import Eagle3Form
 from protocol.errors import InputError
@@ -35,7 +33,7 @@ _COPIED_NORM = "input_layernorm.weight"
 def outputs(target: Target, chosen: int) -> tuple[int, ...]:
     """What it reads of a target. Raises InputError for a target whose layers it can't begin with, and for `chosen`."""
     if chosen:
-        raise InputError("An eagle3 drafter has one layer: leave --layers out, or choose the kind dspark or dflash.")
+        raise InputError("An eagle3 drafter has one layer: leave --layers out.")
     if target.layers < _FEWEST_LAYERS:
         raise InputError(
             f"{target.folder} has {target.layers} layers, and an eagle3 drafter reads outputs of {_FEWEST_LAYERS} or "
@@ -43,8 +41,8 @@ def outputs(target: Target, chosen: int) -> tuple[int, ...]:
         )
     if not all(_COPIED_NORM in target.layer(number) for number in (0, target.layers - 1)):
         raise InputError(
-            f"The layers of {target.folder} have no {_COPIED_NORM}, which an eagle3 drafter begins with: choose the "
-            "kind dspark, or a target of the Llama or Qwen family."
+            f"The layers of {target.folder} have no {_COPIED_NORM}, which an eagle3 drafter begins with: choose a "
+            "target of the Llama or Qwen family."
         )
     return _outputs(target.layers)
 
@@ -57,14 +55,12 @@ def _outputs(layers: int) -> tuple[int, ...]:
 class Eagle3Training:
     """Row p of a text joins the features of token p - 1 with the embedding of token p, and guesses token p + 1."""
 
-    tables = ()
-
-    def __init__(self, setting: TrainingSetting) -> None:
-        target = setting.target
-        self._target, self._head_tokens = target, setting.head_tokens.astype(np.int32)
-        self._columns = [setting.outputs.index(output) for output in _outputs(target.layers)]
-        self._head = target.head(mx.array(setting.head_tokens))
-        self.network = Eagle3(form(target, len(setting.head_tokens)))
+    def __init__(self, target: Target, head_tokens: np.ndarray, recorded: tuple[int, ...], _: int) -> None:
+        """`recorded`: the outputs that the rows' states hold."""
+        self._target, self._head_tokens = target, head_tokens.astype(np.int32)
+        self._columns = [recorded.index(output) for output in _outputs(target.layers)]
+        self._head = target.head(mx.array(head_tokens))
+        self.network = Eagle3(form(target, len(head_tokens)))
         self.network.load_weights(fitting(self.network, start(target, self.network.form)), strict=False)
         self.parameters_per_guess = trained(self.network) - self.network.fc.weight.size + self._head.size
 

@@ -1,0 +1,261 @@
+"""Candidates from logits on the host, without a sort and with noise that was drawn before it is needed.
+
+A token's score is logit / T plus Gumbel noise. The best tokens have a high logit or a peak of noise. So noise is added
+only to the tokens with a peak and to the tokens whose logit suffices with noise of PEAK. The tokens are those of the
+full computation. Their probabilities are estimates: the mass of the tail is estimated from a sample of its tokens.
+
+Many tree nodes share a position, and the forward on the device leaves the CPU idle. So MLX draws the random bits of a
+position once, in a CPU stream, while the forward runs. Only the bits of tokens that can become candidates are turned
+into noise.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from draft_worker.candidates.head_columns import Columns
+from draft_worker.candidates.ranking import MIN_CANDIDATES, mix
+from draft_worker.engine import Batch
+from protocol.messages.sampling import Sampling
+from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key
+from protocol.speculation.candidates import Candidates, Support
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+_CACHE_BYTES = 32 << 20
+_MIN_POSITIONS = 32
+"""The cache keeps at least this many positions: those that one tree spans."""
+_PEAK_BITS = np.uint32(math.ceil(math.exp(-math.exp(-4.0)) * 2**23) << 9)
+"""Bits at or above this value give noise above 4. 1.8% of a vocabulary's tokens have such bits."""
+PEAK = float(gumbel(np.array([_PEAK_BITS - np.uint32(1)]))[0])
+"""Noise above this value is a peak."""
+
+
+class PositionNoise:
+    """Standard Gumbel noise of one position, as a function of the column of the logits."""
+
+    def __init__(self, bits: Words, high: npt.NDArray[np.bool_]) -> None:
+        """`high`: where the bits are those of a peak."""
+        self._bits = bits
+        self._high = high
+
+    def at(self, columns: Ids) -> Floats:
+        return gumbel(self._bits[columns])
+
+    @cached_property
+    def peaks(self) -> Ids:
+        """Columns, ascending, whose noise is above PEAK."""
+        return np.flatnonzero(self._high)
+
+    @cached_property
+    def peak_values(self) -> Floats:
+        """The noise of `peaks`."""
+        return self.at(self.peaks)
+
+
+class NoisePrefetch:
+    """Noise of recent positions for the first `width` tokens of a target's `vocabulary`, or for `tokens` of them."""
+
+    def __init__(self, vocabulary: int, width: int, tokens: npt.NDArray[np.integer] | None = None) -> None:
+        self._half = half_block(vocabulary)
+        self._chosen = slice(width) if tokens is None else mx.array(tokens)
+        self._limit = max(_MIN_POSITIONS, _CACHE_BYTES // (8 * self._half))
+        self._stream = mx.new_stream(mx.cpu)
+        self._words: OrderedDict[tuple[int, int], tuple[mx.array, mx.array]] = OrderedDict()
+        self._noises: dict[tuple[int, int], PositionNoise] = {}
+
+    def begin(self, seed: int, positions: Iterable[int]) -> None:
+        """Start to draw the bits of those positions that are not cached."""
+        started = []
+        for position in dict.fromkeys(positions):
+            key = noise_key(seed, position, NoiseStream.SAMPLE)
+            if key not in self._words:
+                with mx.stream(self._stream):
+                    bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[self._chosen]
+                    drawn = bits, bits >= mx.array(int(_PEAK_BITS), mx.uint32)
+                self._words[key] = drawn
+                started.extend(drawn)
+            self._words.move_to_end(key)
+        mx.async_eval(started)
+        while len(self._words) > self._limit:
+            oldest, _ = self._words.popitem(last=False)
+            self._noises.pop(oldest, None)
+
+    def position(self, seed: int, position: int) -> PositionNoise:
+        """The noise for the token at absolute `position`."""
+        self.begin(seed, (position,))
+        key = noise_key(seed, position, NoiseStream.SAMPLE)
+        if key not in self._noises:
+            self._noises[key] = PositionNoise(*map(np.asarray, self._words[key]))
+        return self._noises[key]
+
+
+GROUP_SIZE = 64
+"""Tokens of a group. Only the maxima of groups are partitioned. Pad a row of logits with -inf to whole groups."""
+_FEW_GROUPS = 64
+"""Up to so many groups are searched by themselves; of more, the whole row is."""
+_EXACT_LENGTH = 1 << 14
+"""Up to this length of a row the mass of the tail is exact."""
+_STRIDE = 16
+_EXACT_TOKENS = 256
+"""Without noise, the mass of at least this many tokens is exact."""
+_LEAST = float(np.finfo(np.float32).min)
+_SLACK = 1e-3
+"""A margin on PEAK against rounding."""
+_TAIL_MASS = 3.4372
+"""E[exp(g); g <= PEAK] of Gumbel noise g: the exponential integral E1(exp(-4))."""
+
+
+def best_tokens(logits: Floats, count: int) -> tuple[Ids, Floats]:
+    """The `count` best tokens of a row as for `shortlist`, or all if it has fewer, and their logits: the best first; of
+    equals, lower ids first."""
+    grouped = _Grouped.of(logits)
+    tokens = grouped.at_least(_kth(grouped.maxima, count))
+    order = tokens[np.lexsort((tokens, -logits[tokens]))[:count]]
+    return order, logits[order]
+
+
+class Survivors(NamedTuple):
+    """Tokens that may be among the best, and their scores."""
+
+    tokens: Ids
+    scores: Floats
+    floor: float
+    """Tokens below this logit and without a peak of noise are left out."""
+
+
+def shortlist(logits: Floats, limit: int, temperature: float, noise: PositionNoise | None) -> Candidates:
+    """The best `limit` tokens by score, the best first; of equals, lower ids first.
+
+    `logits`: (V,) float32, V a multiple of GROUP_SIZE. Tokens of -inf are never candidates. `noise`: None at
+    temperature 0, where the score is the logit.
+    """
+    grouped = _Grouped.of(logits)
+    if noise is None:
+        floor = _kth(grouped.maxima, max(limit, _EXACT_TOKENS))
+        tokens = grouped.at_least(floor)
+        survivors = Survivors(tokens, logits[tokens], floor)
+    else:
+        survivors = _noisy(grouped, limit, temperature, noise)
+    return _best(survivors, limit, _tail(logits, survivors.floor, temperature))
+
+
+class _Grouped(NamedTuple):
+    """A row of logits. Token t is of group t mod G."""
+
+    logits: Floats
+    maxima: Floats
+    """(G,): of the groups."""
+
+    @classmethod
+    def of(cls, logits: Floats) -> "_Grouped":
+        return cls(logits, logits.reshape(GROUP_SIZE, -1).max(axis=0))
+
+    def at_least(self, floor: float) -> Ids:
+        """Tokens, ascending, whose logit is at least `floor`; never of -inf."""
+        groups = _at_least(self.maxima, floor)
+        if len(groups) > _FEW_GROUPS:
+            return _at_least(self.logits, floor)
+        rows, columns = np.nonzero(self.logits.reshape(GROUP_SIZE, -1)[:, groups] >= max(floor, _LEAST))
+        return rows * len(self.maxima) + groups[columns]
+
+
+def _noisy(grouped: _Grouped, limit: int, temperature: float, noise: PositionNoise) -> Survivors:
+    logits = grouped.logits
+    # Tokens with high logits give a lower bound of the `limit`-th best score.
+    first = grouped.at_least(_kth(grouped.maxima, limit))
+    peak_scores = logits[noise.peaks] / temperature + noise.peak_values
+    _, scores = _without_peaks(logits, temperature, noise, first)
+    bound = _kth(np.concatenate([scores, peak_scores]), limit)
+    floor = temperature * (bound - PEAK - _SLACK)
+    tokens, scores = _without_peaks(logits, temperature, noise, grouped.at_least(floor))
+    return Survivors(np.concatenate([tokens, noise.peaks]), np.concatenate([scores, peak_scores]), floor)
+
+
+def _without_peaks(logits: Floats, temperature: float, noise: PositionNoise, tokens: Ids) -> tuple[Ids, Floats]:
+    """The `tokens` without a peak, and their scores."""
+    values = noise.at(tokens)
+    flat = values <= PEAK
+    return tokens[flat], logits[tokens[flat]] / temperature + values[flat]
+
+
+def _at_least(values: Floats, floor: float) -> Ids:
+    """Indices of the values that are at least `floor`; never of -inf."""
+    return np.flatnonzero(values >= floor if floor > -np.inf else values > -np.inf)
+
+
+def _kth(values: Floats, count: int) -> float:
+    """The `count`-th largest value; -inf if there are fewer values."""
+    return float(np.partition(values, -count)[-count]) if count <= len(values) else -np.inf
+
+
+def _tail(logits: Floats, floor: float, temperature: float) -> npt.NDArray[np.float32]:
+    """Numbers whose exponentials sum to about the mass of the tokens below `floor`."""
+    stride = 1 if len(logits) <= _EXACT_LENGTH else _STRIDE
+    sample = np.ascontiguousarray(logits[::stride])
+    if temperature == 0:
+        return sample[sample < floor] + np.float32(np.log(stride))
+    return sample[sample < floor] / temperature + np.float32(np.log(stride * _TAIL_MASS))
+
+
+def _best(survivors: Survivors, limit: int, tail: npt.NDArray[np.float32]) -> Candidates:
+    tokens, scores = survivors.tokens, survivors.scores
+    chosen = _at_least(scores, _kth(scores, limit))
+    order = chosen[np.lexsort((tokens[chosen], -scores[chosen]))[:limit]]
+    if not len(order):
+        return Candidates([], [])
+    top = scores[order[0]]
+    total = np.exp(scores - top).sum() + np.exp(tail - top).sum()
+    return Candidates(tokens[order].tolist(), np.minimum(np.exp(scores[order] - top) / total, 1.0).tolist())
+
+
+class CandidateSelector:
+    """Selects candidates among these columns, beside their target."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._width = -(-columns.count // GROUP_SIZE) * GROUP_SIZE
+
+    def begin(self, sampling: Sampling, positions: Iterable[int]) -> None:
+        """Start to draw the noise that `select` needs for tokens at these absolute positions."""
+        if not sampling.greedy and not _draws(sampling):
+            self._prefetch.begin(sampling.seed, positions)
+
+    def select(
+        self, logits: npt.NDArray[np.float32], positions: Sequence[int], sampling: Sampling, batch: Batch
+    ) -> list[Candidates]:
+        """Like `Columns.propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
+        count = self._columns.count
+        if _draws(sampling):
+            return self._columns.propose(mx.array(logits[:, :count]), positions, sampling, batch)
+        logits = logits[:, : self._width]
+        if batch.followers:
+            mix(logits, self._columns.followers(batch), sampling.temperature)
+        if batch.processors is not None:
+            logits[:, :count] = np.asarray(self._columns.processed(mx.array(logits[:, :count]), batch))
+        logits[:, count:] = -np.inf
+        rows = zip(logits, positions, strict=True)
+        found = [self._shortlist(row, position, sampling, batch.limit) for row, position in rows]
+        if sampling.verification == "rejection":
+            return [each._replace(support=Support(each.tokens[:1], (1.0,))) for each in found]
+        return found
+
+    def _shortlist(self, row: npt.NDArray[np.float32], position: int, sampling: Sampling, limit: int) -> Candidates:
+        noise = self._prefetch.position(sampling.seed, position) if not sampling.greedy else None
+        return self._columns.named(shortlist(row, max(limit, MIN_CANDIDATES), sampling.temperature, noise))
+
+    @cached_property
+    def _prefetch(self) -> NoisePrefetch:
+        return NoisePrefetch(self._columns.vocabulary, self._columns.shared, self._columns.tokens)
+
+
+def _draws(sampling: Sampling) -> bool:
+    """Whether the first candidate is drawn from the draft's own distribution."""
+    return sampling.verification == "rejection" and not sampling.greedy

@@ -1,0 +1,103 @@
+"""A few layers of the target in training, as a language model of their own. It reads no features, so staleness costs
+it nothing."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from draft_worker.drafters.files import parameters, save
+from draft_worker.training.chains import CHAIN, Judge, counted, no_hits, reach, windows
+from draft_worker.training.losses import loss, wanted
+from draft_worker.training.rows import Row
+from draft_worker.training.target import Target, trained
+from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.errors import InputError
+
+_LAYERS = 3
+
+
+class Layers(nn.Module):
+    """Decoder layers of the target's own class, and a norm."""
+
+    def __init__(self, target: Target, chosen: list[int]) -> None:
+        super().__init__()
+        self.layers = [_copied(target, number) for number in chosen]
+        self.norm = nn.RMSNorm(target.width, target.norm_epsilon)
+        self.norm.weight = target.norm
+
+    def __call__(self, states: mx.array, visible: mx.array) -> mx.array:
+        """(slots, width) states behind the norm. `visible` (slots, slots)."""
+        states = states[None]
+        for layer in self.layers:
+            states = layer(states, visible, None)
+        return self.norm(states[0])
+
+
+class LanguageTraining:
+    """A language model of a few of the target's layers, between its embedding and a part of its head."""
+
+    def __init__(self, target: Target, head_tokens: np.ndarray, _: tuple[int, ...], layers: int) -> None:
+        last = target.layers - 1
+        self._target, self._head_tokens = target, head_tokens
+        self._chosen = sorted({*range(min((layers or _LAYERS) - 1, last)), last})
+        self._head = target.head(mx.array(head_tokens))
+        self.network = Layers(target, self._chosen)
+        self.parameters_per_guess = trained(self.network) + self._head.size
+
+    def loss(self, row: Row, random: np.random.Generator) -> mx.array:
+        places = counted(row, random)
+        if not len(places):
+            return mx.array(0.0)
+        # A draft whose head is its embedding can also guess the tokens of its context.
+        context = row.tokens if self._target.tied else row.tokens[:0]
+        head = self._target.head(mx.array(np.union1d(self._head_tokens, context)))
+        choices = wanted(mx.array(row.states[places, -1]) @ head.T, row.temperature)
+        return loss(self._states(row, places) @ head.T, choices).mean()
+
+    def hits(self, row: Row, places: np.ndarray, judge: Judge) -> np.ndarray:
+        right = np.zeros(len(row.tokens), np.int8)
+        right[places] = judge(places, self._states(row, places) @ self._head.T)
+        chain, lengths = no_hits(places), np.minimum(reach(row)[places], CHAIN)
+        for step in range(CHAIN):
+            going = lengths > step
+            chain[going, step] = right[places[going] + step]
+        return windows(chain)
+
+    def write(self, folder: Path) -> None:
+        named = {f"model.{name}": array for name, array in parameters(self.network)}
+        named["model.embed_tokens.weight"] = self._target.embed(mx.arange(self._target.vocabulary))
+        if not self._target.tied:
+            named["lm_head.weight"] = self._target.head()
+        removed = {"quantization", "quantization_config"}
+        config = {name: value for name, value in self._target.config.items() if name not in removed}
+        config |= {"num_hidden_layers": len(self._chosen), "torch_dtype": "float16"}
+        if config.get("layer_types"):
+            config["layer_types"] = [config["layer_types"][number] for number in self._chosen]
+        save(folder, config, [(name, array.astype(mx.float16)) for name, array in named.items()])
+        np.save(folder / HEAD_TOKENS, self._head_tokens.astype(np.int32))
+        for file in self._target.folder.glob("tokenizer*.json"):
+            shutil.copyfile(file, folder / file.name)
+
+    def _states(self, row: Row, places: np.ndarray) -> mx.array:
+        """(places, width): behind the norm."""
+        slots = np.arange(len(row.tokens))
+        visible: Any = (slots <= slots[:, None]) & (slots >= row.starts[:, None])
+        embedded = self._target.embed(mx.array(row.tokens))
+        return self.network(embedded, mx.array(visible))[mx.array(places)]
+
+
+def _copied(target: Target, number: int) -> nn.Module:
+    """A layer of the target in float32, to be trained."""
+    try:
+        layer = type(target.stack.layers[number])(target.model.args)
+        layer.load_weights(list(target.layer(number).items()))
+    except (TypeError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"The layers of {target.folder} can't be trained one by one ({error}): choose the kind eagle3, or a target "
+            "of the Llama or Qwen family."
+        ) from error
+    return layer
