@@ -1,7 +1,6 @@
 """The names of contenders: a line of the table, and K for a line that is measured with several chain lengths. Pure."""
 
 import re
-from pathlib import Path
 
 PLAIN = "mlx-lm"
 """mlx-lm on all cores: the baseline of the ratios. With a K it is mlx-lm's speculative decoding."""
@@ -30,8 +29,3 @@ def line_and_draft_tokens(contender: str) -> tuple[str, int | None]:
     """The inverse: the line, and K or None. Contenders of one line differ only in K."""
     found = _NAME.fullmatch(contender)
     return (contender, None) if found is None else (found["line"], int(found["draft_tokens"]))
-
-
-def drafter_name(strategy: str, draft: Path) -> str:
-    """The line of a strategy with the draft in this folder, which is compared with the plan's own."""
-    return f"{strategy}, {draft.name}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from orchestrator.core.options import StrategyName
@@ -43,8 +42,6 @@ class BenchPlan:
     """Record the target's texts once, and replay them in place of the target's model."""
     rivals: tuple[str, ...] = ()
     """Other software that takes part, by name."""
-    drafters: tuple[Path, ...] = ()
-    """Folders of further drafts, which run beside the same target under the same strategies."""
 
     @classmethod
     def of(
@@ -54,7 +51,6 @@ class BenchPlan:
         strategies: str,
         temperature: Sequence[float],
         rivals: str | None = None,
-        drafters: str | None = None,
         **others: Any,
     ) -> "BenchPlan":
         """From the options of the command line. Raises InputError naming the wrong one."""
@@ -66,7 +62,6 @@ class BenchPlan:
             strategies=parse_strategies(strategies),
             temperatures=temperatures,
             rivals=parse_rivals(rivals),
-            drafters=parse_drafters(drafters),
             **others,
         )
 
@@ -97,17 +92,6 @@ def parse_rivals(text: str | None) -> tuple[str, ...]:
     if unknown or (text is not None and not names):
         raise InputError(f"There is no rival {', '.join(unknown) or repr(text)}: choose {LLAMA_CPP}.")
     return tuple(dict.fromkeys(names))
-
-
-def parse_drafters(text: str | None) -> tuple[Path, ...]:
-    """Folders separated by commas; None for none. Raises InputError for what is no folder, and for equal names."""
-    folders = [Path(name.strip()).expanduser() for name in (text or "").split(",") if name.strip()]
-    absent = [folder for folder in folders if not folder.is_dir()]
-    if absent or (text is not None and not folders):
-        raise InputError(f"{absent[0] if absent else repr(text)} is no folder: name the folders of drafts.")
-    if len({folder.name for folder in folders}) < len(folders):
-        raise InputError("Two drafts have folders of the same name, and the table would not tell them apart.")
-    return tuple(folder.resolve() for folder in folders)
 
 
 def parse_draft_tokens(text: str) -> tuple[int, ...]:

@@ -248,7 +248,8 @@ def _of_mlx_lm(
     watch: Listener,
 ) -> Iterator[ConcurrencyRun]:
     models = plan.models()
-    draft = str(models.draft) if plan.draft_tokens else ""
+    counts = () if models.trained else plan.draft_tokens
+    draft = str(models.draft) if counts else ""
     profile = None if plan.pace is None else load_profile(plan.pace)
     ends = tuple(sorted(TextCodec(models.target).eos))
     with ExitStack() as stack:
@@ -257,7 +258,7 @@ def _of_mlx_lm(
         for count in requests:
             yield _batched(process, plan, tasks, count, ends)
             watch.finished(f"mlx-lm, {count} at once")
-        for draft_tokens in plan.draft_tokens if draft else ():
+        for draft_tokens in counts:
             yield from _one_after_the_other(process, plan, draft_tokens, requests, tasks, ends)
             watch.finished(f"mlx-lm K={draft_tokens}")
 

@@ -22,13 +22,13 @@ from orchestrator.lab.bench.figures import (
     rows,
     rows_by_category,
 )
-from orchestrator.lab.bench.measurement import BenchRequest, Measurement, deviating, settings
+from orchestrator.lab.bench.measurement import BenchRequest, Deviation, Measurement, deviating, settings
 from orchestrator.lab.bench.names import PLAIN, line_and_draft_tokens
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.lab.bench.ties import TIE, gaps
 from orchestrator.lab.bench.trials import count_answers, requests_of, run
 from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, tabulated
+from orchestrator.lab.forwards import TIE, ForwardOrder, Gap, examined, parting
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.check import Check
@@ -79,6 +79,27 @@ def _ties(
     return {
         (wrong.setting, wrong.contender): gap for (wrong, _), gap in zip(deviations, found, strict=True) if gap < TIE
     }
+
+
+def gaps(
+    folder: Path, deviations: Sequence[Deviation], prompts: Mapping[tuple[int, int], Sequence[int]]
+) -> list[float]:
+    """The gap of each deviation, by a forward of the model over one token. `prompts`: by prompt and turn.
+
+    Raises PipelineError if the process fails.
+    """
+    partings = tuple(
+        parting(
+            prompts[wrong.setting.prompt, wrong.setting.turn],
+            wrong.generation.tokens,
+            reference.generation.tokens,
+            wrong.setting.temperature,
+            wrong.setting.seed,
+        )
+        for wrong, reference in deviations
+    )
+    order = ForwardOrder(folder=str(folder), partings=partings)
+    return [one.gap for one in examined(order) if isinstance(one, Gap)]
 
 
 def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> list[BenchRequest]:
@@ -439,7 +460,7 @@ def recorded(plan: BenchPlan, requests: Sequence[BenchRequest], on_text: Callabl
     folder = cache_folder() / "recorded-texts" / _name(fingerprint, tasks)
     path = made_once(folder, lambda unfinished: _record(target, fingerprint, tasks, on_text).write(unfinished / _FILE))
     RecordedTexts.read(path / _FILE, fingerprint)
-    outputs = plan.models().outputs_read(plan.drafters)
+    outputs = plan.models().outputs_read
     if outputs:
         _record_features(target, path / _FILE, outputs)
     return path / _FILE

@@ -26,16 +26,14 @@ from orchestrator.lab.bench.names import (
     TARGET_CORES,
     WITHOUT_LOOKUP,
     contender_name,
-    drafter_name,
 )
 from orchestrator.lab.bench.plan import CHAINS, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.machine.hardware import gpu_working_set, usable_cores
 from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.text.tokenizer import TextCodec
-from protocol.contracts.engines import AUTO, DraftEngineName
+from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 
@@ -45,26 +43,21 @@ class PipelineEntry(NamedTuple):
 
     line: str
     strategy: str
-    engine: DraftEngineName = "mlx"
+    engine: DraftEngineName | None = None
+    """None: the draft's own."""
     lookup: bool = True
     placement: PlacementChoice = "auto"
-    draft: Path | None = None
-    """Of a draft that is compared with the plan's own."""
     draft_tokens: tuple[int | None, ...] = (None,)
     """None: the K of the pipeline's options, or a strategy without a K."""
 
     def settings(self, models: BenchModels) -> PipelineSettings:
         """Of its pipeline."""
-        settings = models.settings(self.strategy, self.engine).changed(
-            lookup="on" if self.lookup else "off", placement=self.placement
-        )
-        if self.draft is None:
-            return settings
-        return settings.changed(draft=self.draft, draft_scale=models.draft_scale(self.draft))
+        settings = models.settings(self.strategy, self.engine)
+        return settings.changed(lookup="on" if self.lookup else "off", placement=self.placement)
 
 
-def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
-    """The plan's strategies, then the controls of a comparison of drafts."""
+def entries(plan: BenchPlan, *, trained: bool = False) -> Iterator[PipelineEntry]:
+    """The plan's strategies, then the controls of a comparison of drafts. `trained`: as of `BenchModels`."""
     for strategy in plan.strategies:
         counts = _chain_lengths(plan, strategy)
         yield PipelineEntry(strategy, strategy, draft_tokens=counts)
@@ -73,32 +66,17 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
             yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
     if plan.core_ml_draft:
         yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
-    for draft in plan.drafters:
-        yield from _with_drafter(plan, draft)
     if plan.controls and set(plan.strategies) != {AUTOREGRESSIVE}:
-        yield from _controls(plan)
+        # They tell what the draft, and what prompt lookup, is worth.
+        yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
+        if LOOKUP not in plan.strategies:
+            yield PipelineEntry(LOOKUP, LOOKUP)
+        if not trained:
+            yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
 
 
 def _slow_motion(plan: BenchPlan) -> float:
     return 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
-
-
-def _with_drafter(plan: BenchPlan, draft: Path) -> Iterator[PipelineEntry]:
-    """The plan's strategies with this draft, and `adaptive` with it alone."""
-    engine = first_engine(AUTO, str(draft))
-    for strategy in plan.strategies:
-        if strategy not in (AUTOREGRESSIVE, LOOKUP):
-            counts = _chain_lengths(plan, strategy)
-            yield PipelineEntry(drafter_name(strategy, draft), strategy, engine, draft=draft, draft_tokens=counts)
-    yield PipelineEntry(drafter_name(WITHOUT_LOOKUP, draft), "adaptive", engine, lookup=False, draft=draft)
-
-
-def _controls(plan: BenchPlan) -> Iterator[PipelineEntry]:
-    """They tell what the draft, and what prompt lookup, is worth."""
-    yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
-    if LOOKUP not in plan.strategies:
-        yield PipelineEntry(LOOKUP, LOOKUP)
-    yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
 
 
 def _chain_lengths(plan: BenchPlan, strategy: str) -> tuple[int | None, ...]:
@@ -152,21 +130,22 @@ def bench_lines(
     models = plan.models()
     target = 0 if recorded is not None else ModelFolder(models.target).size
     draft = ModelFolder(models.draft).size
+    counts = () if models.trained else plan.draft_tokens
     profile = None if plan.pace is None else load_profile(plan.pace)
     return [
         *(
             BenchLine(
-                target + (draft if plan.draft_tokens else 0),
-                partial(_baseline, name, cores, plan, models, profile, on_start, recorded),
+                target + (draft if counts else 0),
+                partial(_baseline, name, cores, counts, models, profile, on_start, recorded),
             )
             for name, cores in baseline_cores(once=profile is not None or not plan.controls).items()
         ),
         *(
             BenchLine(
-                target + models.draft_bytes(entry.strategy, entry.engine, entry.draft),
+                target + models.draft_bytes(entry.strategy, entry.engine),
                 partial(_pipeline, entry, plan, models, longest, on_start, recorded),
             )
-            for entry in entries(plan)
+            for entry in entries(plan, trained=models.trained)
         ),
         *(BenchLine(target, partial(_rival, name, plan, models, on_start, on_absent)) for name in plan.rivals),
     ]
@@ -185,21 +164,21 @@ def baseline_cores(once: bool) -> dict[str, tuple[int, ...]]:
 def _baseline(
     name: str,
     cores: Sequence[int],
-    plan: BenchPlan,
+    counts: Sequence[int],
     models: BenchModels,
     profile: DeviceProfile | None,
     on_start: OnStart,
     recorded: Path | None,
 ) -> Iterator[AwaitContenders]:
-    """mlx-lm's plain decoding and its speculative decoding for each K."""
-    draft = str(models.draft) if plan.draft_tokens else ""
+    """mlx-lm's plain decoding and its speculative decoding for each K of `counts`."""
+    draft = str(models.draft) if counts else ""
     with running(str(models.target), draft, profile, cores, recorded) as process:
 
         def ready() -> list[Contender]:
             on_start(name)
             process.await_ready()
             ends = sorted(TextCodec(models.target).eos)
-            return [MlxLmContender(process, count, ends, name) for count in (0, *plan.draft_tokens)]
+            return [MlxLmContender(process, count, ends, name) for count in (0, *counts)]
 
         yield ready
 

@@ -301,11 +301,6 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             slow_motion=factor * self.slow_motion,
         )
 
-    def with_draft(self, scale: float) -> "DeviceProfile":
-        """The same device with a draft whose forwards take `scale` times as long."""
-        own, turns = self.draft.slower(scale), self.draft_on_target_device.slower(scale)
-        return self if scale == 1.0 else replace(self, draft=own, draft_on_target_device=turns)
-
 
 def load_profile(name: str) -> DeviceProfile:
     """A shipped profile by its name, or a file of the user's own by its path; NAME@4 is four times slower.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.help import BriefCommand, Group
@@ -20,8 +21,9 @@ from orchestrator.cli.pipeline_options import (
 )
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.report import show
-from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
+from orchestrator.lab.bench.forwards import ORDER
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
+from orchestrator.lab.forwards import LAYER_KINDS, LayerKind
 from orchestrator.lab.report import ProgressBar
 from protocol.ineffective import Ineffective
 
@@ -180,22 +182,6 @@ def strategies(**options: Any) -> None:
     _compare(**options)
 
 
-@bench.command(cls=BriefCommand, brief=_COMPARISON_BRIEF)
-@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True)
-@_comparison_options
-@_plot_option
-@_json_option
-@stays_awake
-def drafters(folders: tuple[str, ...], **options: Any) -> None:
-    """Compare the drafts in these FOLDERs, of any kind, with the pair's own, under the same strategies.
-
-    \b
-    launch-pipeline bench drafters my-draft eagle3 --temperature 0
-    """
-    print_notes(without_effect())
-    _compare(drafters=",".join(folders), **options)
-
-
 @bench.command()
 @_requests_options
 @_temperature_option
@@ -254,11 +240,11 @@ def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, *
     metavar="N",
     type=click.IntRange(min=1, max=65_000),
     multiple=True,
-    default=ComparisonOrder().contexts,
+    default=ORDER.contexts,
     show_default=True,
     help="Tokens before a forward. May be given several times.",
 )
-@_repeats_option(ComparisonOrder().samples)
+@_repeats_option(ORDER.samples)
 @_json_option
 @stays_awake
 def forwards(kinds: tuple[LayerKind, ...], contexts: tuple[int, ...], repeats: int, as_json: bool) -> None:
@@ -270,9 +256,9 @@ def forwards(kinds: tuple[LayerKind, ...], contexts: tuple[int, ...], repeats: i
     """
     from orchestrator.lab.bench.forwards import measure
 
-    order = ComparisonOrder(kinds=kinds or LAYER_KINDS, contexts=contexts, samples=repeats)
+    order = msgspec.structs.replace(ORDER, contexts=contexts, samples=repeats)
     with ProgressBar() as bar:
-        found = measure(order, bar)
+        found = measure(kinds or LAYER_KINDS, order, bar)
     show(found, as_json)
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from orchestrator.lab.bench.contender import TimedGeneration
 from orchestrator.lab.findings import Findings, Table, Value
-from orchestrator.lab.first_light.forwards import Compared, ForwardsReady, ForwardTimed, Loop, Ties
 from orchestrator.lab.first_light.measurements import idle, neural_engine, placement, widths
 from orchestrator.lab.first_light.measurements.overlap import Overlap, efficiency
 from orchestrator.lab.first_light.measurements.placement import Decoded
 from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.stages import Asked, LightSettings
+from orchestrator.lab.forwards import Compared, ForwardsReady, ForwardTimed, Loop, Ties
 from orchestrator.machine.check import Check
 from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.machine.neural_engine.examination import StageOutcome
@@ -114,7 +114,7 @@ def test_ties_and_width_steps_are_told_in_a_sentence_each():
         Compared(5, "chain", 120, 0.2, 3, 0.01),
         Ties("float32", 120, 0, 1),
         Compared(5, "chain", 120, 0.2, 1, 0.01, "float32"),
-        *(ForwardTimed(width, 4096, ms) for width, ms in ((1, 20.0), (4, 24.0), (8, 26.0), (9, 40.0))),
+        *(ForwardTimed(width, 4096, (ms,)) for width, ms in ((1, 20.0), (4, 24.0), (8, 26.0), (9, 40.0))),
     ]
 
     assert widths.sentences(reports) == [
