@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
-from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.contender import GenerationTask, PipelineContender, TimedGeneration
 from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.mlx_lm import BatchJob, Job, MlxLm, running
 from orchestrator.lab.bench.plan import BenchPlan
@@ -26,7 +26,6 @@ from orchestrator.machine.check import Check
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
-from protocol.messages.client import Statistics
 
 _PIECES_BEFORE_JOIN = 3
 """Pieces of text that every other request has received when the last request joins."""
@@ -52,22 +51,17 @@ class ConcurrencyRun:
     """It kept its pace, if it has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """The pieces of one request: when each came (seconds on any clock), and its number of tokens."""
+class Served(NamedTuple):
+    """One request among others."""
 
     submitted: float
-    pieces: tuple[tuple[float, int], ...]
-    tokens: tuple[int, ...]
-    statistics: Statistics
+    """Seconds on any clock."""
+    generation: TimedGeneration
 
     @property
-    def first(self) -> float:
-        return self.pieces[0][0]
-
-    @property
-    def last(self) -> float:
-        return self.pieces[-1][0]
+    def arrivals(self) -> list[float]:
+        """Of each token, by the same clock."""
+        return [self.submitted + after for after in self.generation.arrivals]
 
 
 class Throughput(NamedTuple):
@@ -77,15 +71,14 @@ class Throughput(NamedTuple):
     seconds: float
 
 
-def throughput(served: Sequence[Arrivals]) -> Throughput:
+def throughput(served: Sequence[Served]) -> Throughput:
     """Of the time in which all requests are decoded: from the last first token to the first last token."""
-    begin, end = max(one.first for one in served), min(one.last for one in served)
+    arrivals = [one.arrivals for one in served]
+    begin, end = max(each[0] for each in arrivals), min(each[-1] for each in arrivals)
     if end <= begin:
         # The texts are too short for that: take the whole time, prefill included.
-        begin, end = min(one.submitted for one in served), max(one.last for one in served)
-    return Throughput(
-        sum(count for one in served for at, count in one.pieces if begin < at <= end), max(1e-9, end - begin)
-    )
+        begin, end = min(one.submitted for one in served), max(each[-1] for each in arrivals)
+    return Throughput(sum(begin < at <= end for each in arrivals for at in each), max(1e-9, end - begin))
 
 
 def rate(parts: Iterable[Throughput]) -> float:
@@ -200,45 +193,40 @@ def _of_pipeline(
         batches = groups(list(references), count) * plan.repeats
         served = [_serve(pipeline, batch) for batch in batches]
         watch.finished(f"{strategy}, {count} at once")
-        arrivals = list(chain.from_iterable(served))
+        generations = [one.generation for one in chain.from_iterable(served)]
         expected = [references[task] for task in chain.from_iterable(batches)]
-        joining = [batch[-1] for batch in served]
+        joining = [(generation, figures) for *_, (_, generation) in served if (figures := generation.statistics)]
         yield ConcurrencyRun(
             contender=strategy,
             requests=count,
             tokens_per_second=rate(map(throughput, served)),
-            round_seconds=median((one.last - one.first) / max(1, one.statistics.rounds - 1) for one in joining),
-            joining_seconds=median(one.first - one.submitted - one.statistics.prefill_seconds for one in joining),
-            exact=all(one.tokens == tokens for one, tokens in zip(arrivals, expected, strict=True)),
-            representative=kept_pace(one.statistics.pace for one in arrivals),
+            round_seconds=median(
+                (one.arrivals[-1] - one.arrivals[0]) / max(1, figures.rounds - 1) for one, figures in joining
+            ),
+            joining_seconds=median(one.arrivals[0] - figures.prefill_seconds for one, figures in joining),
+            exact=all(one.tokens == tokens for one, tokens in zip(generations, expected, strict=True)),
+            representative=kept_pace(one.pace for one in generations),
         )
 
 
-def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Arrivals]:
+def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Served]:
     """All tasks at once; the last one is submitted when the others are being decoded."""
-    begun = [0] * (len(tasks) - 1)
+    contender, begun = PipelineContender("", pipeline), [0] * len(tasks)
 
-    def one(index: int) -> Arrivals:
-        submitted, pieces = time.perf_counter(), []
-        with pipeline.stream(tasks[index].tokens, tasks[index].sampling()) as stream:
-            for _ in stream:
-                pieces.append((time.perf_counter(), stream.tokens))
-                if index < len(begun):
-                    begun[index] += 1
-            assert stream.result is not None
-            return Arrivals(submitted, _differences(pieces), stream.result.tokens, stream.result.statistics)
+    def one(index: int) -> Served:
+        def heard() -> None:
+            begun[index] += 1
+
+        return Served(time.perf_counter(), contender.generate(tasks[index], heard))
 
     with ThreadPoolExecutor(len(tasks)) as threads:
         others = [threads.submit(one, index) for index in range(len(tasks) - 1)]
-        while any(count < _PIECES_BEFORE_JOIN and not other.done() for count, other in zip(begun, others, strict=True)):
+        while any(
+            count < _PIECES_BEFORE_JOIN and not other.done() for count, other in zip(begun, others, strict=False)
+        ):
             time.sleep(0.002)
         last = threads.submit(one, len(tasks) - 1)
         return [future.result() for future in (*others, last)]
-
-
-def _differences(counts: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    before = [0, *(count for _, count in counts)]
-    return tuple((at, count - earlier) for (at, count), earlier in zip(counts, before, strict=False))
 
 
 def _of_mlx_lm(

@@ -11,12 +11,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import PlacementChoice
-from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, PipelineContender
-from orchestrator.lab.bench.llama_cpp import PACED, LlamaCppContender, OnRivalAbsent, open_llama_cpp
-from orchestrator.lab.bench.measurement import BenchRequest, Measurement, schedule, settings
-from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.names import (
+from orchestrator.lab.bench.contender import (
     AUTOREGRESSIVE,
     CORE_ML_DRAFT,
     LOOKUP,
@@ -25,9 +20,19 @@ from orchestrator.lab.bench.names import (
     RANDOM_DRAFT,
     TARGET_CORES,
     WITHOUT_LOOKUP,
+    BenchRequest,
+    Contender,
+    GenerationTask,
+    InDeviceTime,
+    Measurement,
+    PipelineContender,
     contender_name,
+    schedule,
+    settings,
 )
-from orchestrator.lab.bench.plan import CHAINS, BenchPlan
+from orchestrator.lab.bench.llama_cpp import PACED, LlamaCppContender, OnRivalAbsent, open_llama_cpp
+from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
+from orchestrator.lab.bench.plan import CHAINS, BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.machine.hardware import gpu_working_set, usable_cores
 from orchestrator.machine.placement import usual_cores

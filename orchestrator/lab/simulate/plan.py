@@ -247,7 +247,7 @@ def plan_findings(
         title=f"Predicted for {profile.name}",
         conditions=(f"Predicted for {profile.name}: {profile.description}.",),
         tables=tuple(_plan_table(*plan) for plan in plans),
-        panels=(tuple(_bars(scenario, predictions) for scenario, predictions, _ in plans),),
+        panels=tuple(_bars(scenario, predictions) for scenario, predictions, _ in plans),
         figures={
             "profile": profile.name,
             "plans": [

@@ -3,8 +3,7 @@
 from typing import Any
 
 from orchestrator.api.chat_prompts import own_template
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.plan import BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.trials import encoded
 from protocol.shown_names import model_name

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.commands.measurements.bench import bench
-from orchestrator.lab.bench.models import BenchModels, bench_models
-from orchestrator.lab.bench.names import contender_name, line_and_draft_tokens
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.contender import contender_name, line_and_draft_tokens
+from orchestrator.lab.bench.plan import BenchModels, BenchPlan, bench_models
 from orchestrator.lab.bench.trials import entries
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.errors import InputError
+from tests.support.bench_measurements import bench_plan
 from tests.support.models import drafter_files
 from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -22,8 +22,7 @@ CONTROLS = ["adaptive, no lookup", "lookup", "random draft"]
 
 
 def plan(strategies: str, **options) -> BenchPlan:
-    usual = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "draft_tokens": "1,2,4", "temperature": ()}
-    return BenchPlan.of(strategies=strategies, **(usual | options))
+    return bench_plan(**({"strategies": strategies, "draft_tokens": "1,2,4", "controls": True} | options))
 
 
 def names(plan: BenchPlan) -> list[str]:

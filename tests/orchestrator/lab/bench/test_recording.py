@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.lab.bench.measurement import BenchRequest
+from orchestrator.lab.bench.contender import BenchRequest
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.strategies import distinct_tasks, recorded
@@ -16,6 +16,7 @@ from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTexts
+from tests.support.bench_measurements import bench_plan
 from tests.support.paths import DEMO_TARGET
 
 _PROMPTS = [BenchPrompt("def quicksort(items):\n"), BenchPrompt("import os\n")]
@@ -28,9 +29,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _plan(**changes) -> BenchPlan:
-    words = {"draft_tokens": "2", "strategies": "ar,sd", "temperature": (0.0, 1.0)}
-    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 6, "controls": False}
-    return BenchPlan.of(**(words | others | {"pace": "h100-qwen3-32b", "replay": True} | changes))
+    words = {"draft_tokens": "2", "strategies": "ar,sd", "temperature": (0.0, 1.0), "max_tokens": 6}
+    return bench_plan(**(words | {"pace": "h100-qwen3-32b", "replay": True} | changes))
 
 
 def _requests() -> list[BenchRequest]:

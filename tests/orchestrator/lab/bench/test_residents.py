@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from orchestrator.lab.bench import trials
-from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
-from orchestrator.lab.bench.measurement import BenchRequest
+from orchestrator.lab.bench.contender import BenchRequest, Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.trials import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
 from protocol.contracts.model_folder import ModelFolder
+from tests.support.bench_measurements import bench_plan, generation
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 _GIB = 1 << 30
@@ -51,19 +51,12 @@ class Fake:
     def generate(self, task: GenerationTask) -> TimedGeneration:
         assert self._line in self._stage.resident
         self._stage.events.append(self.name)
-        return TimedGeneration(tokens=(1,), tokens_per_second=1.0, tokens_per_round=1.0)
+        return generation()
 
 
 def plan(strategies: str = "ar,adaptive") -> BenchPlan:
-    return BenchPlan.of(
-        target=str(DEMO_TARGET),
-        draft=str(DEMO_DRAFT),
-        strategies=strategies,
-        draft_tokens="1",
-        temperature=(0.0,),
-        repeats=1,
-        max_tokens=4,
-    )
+    one = {"draft_tokens": "1", "temperature": (0.0,), "repeats": 1, "controls": True}
+    return bench_plan(target=str(DEMO_TARGET), draft=str(DEMO_DRAFT), strategies=strategies, **one)
 
 
 def test_lines_that_fit_are_resident_together_and_the_others_one_by_one():

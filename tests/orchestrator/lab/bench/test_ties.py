@@ -3,12 +3,11 @@
 import pytest
 
 from orchestrator.lab.bench import strategies
-from orchestrator.lab.bench.measurement import BenchRequest, Deviation
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.contender import BenchRequest, Deviation
 from orchestrator.lab.bench.strategies import gaps
 from orchestrator.lab.findings import Findings, Listener
 from orchestrator.lab.forwards import TIE
-from tests.support.bench_measurements import measurement
+from tests.support.bench_measurements import bench_plan, measurement
 from tests.support.paths import DEMO_TARGET
 
 NAMES = ["mlx-lm", "ar", "adaptive"]
@@ -25,10 +24,7 @@ def found(monkeypatch: pytest.MonkeyPatch, *told: float, gpu: bool = True) -> Fi
     monkeypatch.setattr(strategies, "run", lambda *_: measured)
     monkeypatch.setattr(strategies, "computes_on_gpu", lambda: gpu)
     monkeypatch.setattr(strategies, "gaps", lambda *_: list(told))
-    plan = {"target": str(DEMO_TARGET), "draft": None, "repeats": 1, "max_tokens": 8, "controls": False}
-    return strategies.measure(
-        BenchPlan.of(draft_tokens="0", strategies="ar,adaptive", temperature=(0.0,), **plan), [], Listener()
-    )
+    return strategies.measure(bench_plan(target=str(DEMO_TARGET), temperature=(0.0,)), [], Listener())
 
 
 def statuses(findings: Findings) -> dict[str, str]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.lab.bench.models import BenchModels
+from orchestrator.lab.bench.plan import BenchModels
 from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile

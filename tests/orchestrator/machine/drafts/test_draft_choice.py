@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.lab.bench.models import bench_models
+from orchestrator.lab.bench.plan import bench_models
 from orchestrator.machine.drafts import converted_draft as converted_draft_module
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts import preparation
