@@ -101,8 +101,8 @@ def running(
         draft=draft,
         texts="" if texts is None else str(texts),
         cores=partition_cores().get("target", ()) if cores is None else tuple(cores),
-        target_pace=profile and profile.target.pace(),
-        draft_pace=profile and profile.draft_on_target_device.pace(),
+        target_pace=profile and profile.target.pace(profile.slow_motion),
+        draft_pace=profile and profile.draft_on_target_device.pace(profile.slow_motion),
     )
     command = [*module_command("orchestrator.lab.bench.mlx_lm_process"), msgspec.json.encode(setup).decode()]
     with ChildProcess(command, variables=worker_environment("target", setup.cores), asked=True) as process:

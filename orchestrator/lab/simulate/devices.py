@@ -23,9 +23,9 @@ class Devices:
     @classmethod
     def of(cls, profile: DeviceProfile) -> "Devices":
         return cls(
-            target=profile.target.pace(),
-            draft=profile.draft.pace(),
-            baseline_draft=profile.draft_on_target_device.pace(),
+            target=profile.target.pace(profile.slow_motion),
+            draft=profile.draft.pace(profile.slow_motion),
+            baseline_draft=profile.draft_on_target_device.pace(profile.slow_motion),
             slow_down=profile.both_busy.factor,
         )
 

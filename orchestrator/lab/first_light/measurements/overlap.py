@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.lab.bench.plan import BenchModels
-from orchestrator.lab.calibration.calibrate import OVERLAP_WIDTHS, both_at_once
+from orchestrator.lab.calibration import OVERLAP_WIDTHS, both_at_once
 from orchestrator.lab.findings import Findings, Table, Value
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan
 from orchestrator.lab.first_light.needs import has_neural_engine

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires, stretched
-from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock, WireDirection
+from orchestrator.lab.simulate.worker_host import Contention, VirtualClock, WireDirection
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_pipeline
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling

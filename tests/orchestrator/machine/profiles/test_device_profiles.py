@@ -19,7 +19,7 @@ def test_slow_motion_multiplies_every_time(name: str):
     assert here.name == f"{there.name}@4"
     assert here.both_busy == there.both_busy
     for part in ("target", "draft", "draft_on_target_device"):
-        device, slow = (getattr(profile, part).pace() for profile in (there, here))
+        device, slow = (getattr(profile, part).pace(profile.slow_motion) for profile in (there, here))
         for tokens in (1, 2, 7, 16, 40):
             assert slow.forward(tokens) == pytest.approx(4 * device.forward(tokens))
         assert slow.joint([PacedPart(2, 3000)] * 3) == pytest.approx(4 * device.joint([PacedPart(2, 3000)] * 3))
