@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.lab.bench.contender import LLAMA_CPP, LOOKUP, GenerationTask
+from orchestrator.lab.bench.contender import LOOKUP, GenerationTask
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
 from orchestrator.machine.drafts.draft_choice import pair_for
 from orchestrator.machine.models.checkpoints import resolve
@@ -97,8 +97,8 @@ class BenchPlan:
     """Name or path of the device profile that all contenders are paced by."""
     replay: bool = False
     """Record the target's texts once, and replay them in place of the target's model."""
-    rivals: tuple[str, ...] = ()
-    """Other software that takes part, by name."""
+    rivals: str | None = None
+    """Other software that takes part: LLAMA_CPP, or none."""
 
     @classmethod
     def of(
@@ -107,7 +107,6 @@ class BenchPlan:
         draft_tokens: str,
         strategies: str,
         temperature: Sequence[float],
-        rivals: str | None = None,
         **others: Any,
     ) -> "BenchPlan":
         """From the options of the command line. Raises InputError naming the wrong one."""
@@ -118,7 +117,6 @@ class BenchPlan:
             draft_tokens=parse_draft_tokens(draft_tokens),
             strategies=parse_strategies(strategies),
             temperatures=temperatures,
-            rivals=parse_rivals(rivals),
             **others,
         )
 
@@ -139,15 +137,6 @@ def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(known)}.")
-    return tuple(dict.fromkeys(names))
-
-
-def parse_rivals(text: str | None) -> tuple[str, ...]:
-    """Names separated by commas; None for none. Raises InputError naming the unknown ones."""
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    unknown = [name for name in names if name != LLAMA_CPP]
-    if unknown or (text is not None and not names):
-        raise InputError(f"There is no rival {', '.join(unknown) or repr(text)}: choose {LLAMA_CPP}.")
     return tuple(dict.fromkeys(names))
 
 

@@ -1,12 +1,12 @@
 """Several requests at once: tokens/s of all together, and the wait of a request that joins the others.
 
-mlx-lm batches plain decoding only: with a draft it serves one request after the other.
+mlx-lm batches plain decoding only: with a draft it serves one request after the other, at the rate that `strategies`
+measures.
 """
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import median
@@ -16,7 +16,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
 from orchestrator.lab.bench.contender import GenerationTask, PipelineContender, TimedGeneration
 from orchestrator.lab.bench.figures import kept_pace
-from orchestrator.lab.bench.mlx_lm import BatchJob, Job, MlxLm, running
+from orchestrator.lab.bench.mlx_lm import BatchJob, running
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import encoded
@@ -111,7 +111,7 @@ def measure(
     requests: Sequence[int],
 ) -> Findings:
     """Every contender with each number of requests."""
-    watch.begin((1 + len(plan.strategies)) * len(requests) + len(plan.draft_tokens), "mlx-lm")
+    watch.begin((1 + len(plan.strategies)) * len(requests), "mlx-lm")
     models, tokens = plan.models(), encoded(prompts, plan)
     tasks = [
         GenerationTask(tokens[index % len(tokens)], plan.max_tokens, plan.temperatures[0], index)
@@ -175,7 +175,7 @@ def findings(runs: Sequence[ConcurrencyRun], plan: BenchPlan) -> Findings:
             for run in runs
             if run.exact is False
         ),
-        notes=("mlx-lm batches without a draft; with one (K) it serves one request after the other.",),
+        notes=("mlx-lm batches without a draft; with one it serves one request after the other.",),
         figures={"machine": machine_lines(), "settings": asdict(plan), "results": runs},
     )
 
@@ -230,56 +230,25 @@ def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Served]:
 
 
 def _of_mlx_lm(
-    plan: BenchPlan,
-    requests: Sequence[int],
-    tasks: Sequence[GenerationTask],
-    watch: Listener,
+    plan: BenchPlan, requests: Sequence[int], tasks: Sequence[GenerationTask], watch: Listener
 ) -> Iterator[ConcurrencyRun]:
-    models = plan.models()
-    counts = () if models.trained else plan.draft_tokens
-    draft = str(models.draft) if counts else ""
-    profile = None if plan.pace is None else load_profile(plan.pace)
-    ends = tuple(sorted(TextCodec(models.target).eos))
-    with ExitStack() as stack:
-        process = stack.enter_context(running(str(models.target), draft, profile))
+    """mlx-lm's own batch generator, without a draft."""
+    target = plan.models().target
+    common: dict[str, Any] = {
+        "max_tokens": plan.max_tokens,
+        "temperature": plan.temperatures[0],
+        "ends": tuple(sorted(TextCodec(target).eos)),
+    }
+    with running(str(target), "", None if plan.pace is None else load_profile(plan.pace)) as process:
         process.await_ready()
         for count in requests:
-            yield _batched(process, plan, tasks, count, ends)
+            prompts = [tuple(task.tokens for task in batch) for batch in groups(tasks, count)]
+            jobs = [BatchJob(prompts=each, seed=0, **common) for each in prompts]
+            results = [process.run_batch(job) for job in jobs * plan.repeats]
+            yield ConcurrencyRun(
+                contender="mlx-lm, batched",
+                requests=count,
+                tokens_per_second=rate(Throughput(each.generated, each.seconds) for each in results),
+                representative=kept_pace(each.paced for each in results),
+            )
             watch.finished(f"mlx-lm, {count} at once")
-        for draft_tokens in counts:
-            yield from _one_after_the_other(process, plan, draft_tokens, requests, tasks, ends)
-            watch.finished(f"mlx-lm K={draft_tokens}")
-
-
-def _batched(
-    process: MlxLm, plan: BenchPlan, tasks: Sequence[GenerationTask], count: int, ends: tuple[int, ...]
-) -> ConcurrencyRun:
-    """mlx-lm's own batch generator, without a draft."""
-    common: dict[str, Any] = {"max_tokens": plan.max_tokens, "temperature": plan.temperatures[0], "ends": ends}
-    jobs = [BatchJob(prompts=tuple(task.tokens for task in batch), seed=0, **common) for batch in groups(tasks, count)]
-    results = [process.run_batch(job) for job in jobs * plan.repeats]
-    return ConcurrencyRun(
-        contender="mlx-lm, batched",
-        requests=count,
-        tokens_per_second=rate(Throughput(each.generated, each.seconds) for each in results),
-        representative=kept_pace(each.paced for each in results),
-    )
-
-
-def _one_after_the_other(
-    process: MlxLm,
-    plan: BenchPlan,
-    draft_tokens: int,
-    requests: Sequence[int],
-    tasks: Sequence[GenerationTask],
-    ends: tuple[int, ...],
-) -> Iterator[ConcurrencyRun]:
-    """With a draft each request has the models to itself, so the rate of one request is the rate of all."""
-    jobs = [Job(ends=ends, draft_tokens=draft_tokens, **task._asdict()) for task in tasks]
-    results = [process.run(job) for job in jobs for _ in range(plan.repeats)]
-    speed = rate(Throughput(len(each.tokens), each.seconds) for each in results)
-    representative = kept_pace(each.paced for each in results)
-    for count in requests:
-        yield ConcurrencyRun(
-            contender=f"mlx-lm K={draft_tokens}", requests=count, tokens_per_second=speed, representative=representative
-        )

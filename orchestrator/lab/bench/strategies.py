@@ -32,7 +32,7 @@ from orchestrator.lab.bench.figures import (
 )
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.lab.bench.trials import count_answers, requests_of, run
+from orchestrator.lab.bench.trials import requests_of, run
 from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Listener, Panel, Table, tabulated
 from orchestrator.lab.forwards import TIE, ForwardOrder, Gap, examined, parting
 from orchestrator.lab.report import machine_lines
@@ -54,15 +54,14 @@ _LARGE = 20.0
 
 def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
     """Raises InputError or PipelineError for what can't be measured."""
-    requests = _requests(plan, prompts, watch)
+    requests = requests_of(prompts, plan, watch)
     texts = None
     if plan.replays:
         watch.begin(len(distinct_tasks(plan, requests)), "the target, to record its texts")
         texts = recorded(plan, requests, watch.finished)
     absent: dict[str, str] = {}
     watch.begin(1, "the contenders")
-    progress = watch.starting, watch.total, watch.finished
-    measurements, names = run(plan, requests, *progress, absent.__setitem__, watch.note, texts)
+    measurements, names = run(plan, requests, watch, absent.__setitem__, texts)
     ties = NO_TIES if texts is not None else _ties(plan, requests, measurements, names, watch)
     by_category = rows_by_category(measurements, names, ties)
     return findings(rows(measurements, names, ties), plan, len(prompts), by_category, absent)
@@ -106,13 +105,6 @@ def gaps(
     )
     order = ForwardOrder(folder=str(folder), partings=partings)
     return [one.gap for one in examined(order) if isinstance(one, Gap)]
-
-
-def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> list[BenchRequest]:
-    """Every turn of the prompts; the target answers those before others first."""
-    if count := count_answers(prompts):
-        watch.begin(count, "the target, to answer the first turns")
-    return requests_of(prompts, plan, lambda: watch.finished("Answering the first turns"))
 
 
 # Tables ----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from orchestrator.lab.bench.mlx_lm import rounds_of
 from orchestrator.lab.bench.mlx_lm_process import PacedDevice
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.trials import baseline_cores, encoded, measured, requests_of
+from orchestrator.lab.findings import Listener
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 from protocol.worker.pacing import DevicePace
@@ -259,16 +260,14 @@ def chat_target(tmp_path: Path) -> Path:
 def test_a_later_turn_stands_behind_the_targets_own_answer(chat_target: Path):
     plan = bench_plan(target=str(chat_target), draft=str(DEMO_DRAFT), max_tokens=5)
     prompts = [BenchPrompt("One", "a", chat=True), BenchPrompt("Two", "b", chat=True, later=("Why?", "Sure?"))]
-    answered: list[None] = []
 
-    one, two, why, sure = requests_of(prompts, plan, lambda: answered.append(None))
+    one, two, why, sure = requests_of(prompts, plan, Listener())
 
     assert [(each.prompt, each.turn, each.category) for each in (one, two, why, sure)] == [
         (0, 0, "a"),
         *((1, turn, "b") for turn in range(3)),
     ]
     assert [one.tokens, two.tokens] == encoded(prompts, plan)
-    assert len(answered) == 2
     with Pipeline(str(chat_target), draft_engine=NO_DRAFT) as pipeline:
         answer = pipeline.generate(two.tokens, SamplingParams(temperature=0, max_tokens=5)).text
     conversation = [("user", "Two"), ("assistant", answer), ("user", "Why?")]

@@ -12,6 +12,7 @@ from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.strategies import distinct_tasks, recorded
 from orchestrator.lab.bench.trials import requests_of
+from orchestrator.lab.findings import Listener
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.paths import cache_folder
@@ -34,7 +35,7 @@ def _plan(**changes) -> BenchPlan:
 
 
 def _requests() -> list[BenchRequest]:
-    return requests_of(_PROMPTS, _plan())
+    return requests_of(_PROMPTS, _plan(), Listener())
 
 
 def test_a_text_at_temperature_0_is_recorded_once_for_all_repeats():

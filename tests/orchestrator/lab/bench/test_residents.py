@@ -12,6 +12,7 @@ from orchestrator.lab.bench import trials
 from orchestrator.lab.bench.contender import BenchRequest, Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.trials import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
+from orchestrator.lab.findings import Listener
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
 from protocol.contracts.model_folder import ModelFolder
@@ -54,6 +55,18 @@ class Fake:
         return generation()
 
 
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.steps = 0
+
+    def total(self, total: int) -> None:
+        self.steps = total
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+
 def plan(strategies: str = "ar,adaptive") -> BenchPlan:
     one = {"draft_tokens": "1", "temperature": (0.0,), "repeats": 1, "controls": True}
     return bench_plan(target=str(DEMO_TARGET), draft=str(DEMO_DRAFT), strategies=strategies, **one)
@@ -75,15 +88,12 @@ def test_every_generation_is_measured_however_little_fits(
     lines = [stage.line("a", 9), stage.line("b", 9, contenders=2), stage.line("absent", 9, contenders=0)]
     monkeypatch.setattr(trials, "bench_lines", lambda *_: lines)
     monkeypatch.setattr(trials, "gpu_working_set", lambda: working_set * _GIB)
-    told: list[str] = []
-    counts: list[int] = []
     requests = [BenchRequest((1,), 0), BenchRequest((2,), 1)]
+    watch = Heard()
 
-    found, names = trials.run(
-        plan(), requests, lambda _: None, counts.append, lambda _: None, lambda *_: None, told.append
-    )
+    found, names = trials.run(plan(), requests, watch, lambda *_: None)
 
-    assert (stage.most, told, names, counts[-1]) == (most, notes, ["a0", "b0", "b1"], 6)
+    assert (stage.most, watch.notes, names, watch.steps) == (most, notes, ["a0", "b0", "b1"], 6)
     assert {(one.contender, one.setting.prompt) for one in found} == {(name, n) for name in names for n in (0, 1)}
     assert len(found) == 6
     alone = stage.events.index("+b") > max(index for index, event in enumerate(stage.events) if event == "a0")
