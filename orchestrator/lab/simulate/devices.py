@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.worker.pacing import DevicePace
 
@@ -54,8 +52,3 @@ class Wires:
 
     target: Wire = field(default_factory=Wire)
     draft: Wire = field(default_factory=Wire)
-
-
-def stretched(pace: DevicePace, factor: float) -> DevicePace:
-    """A device whose times are `factor` times as long."""
-    return msgspec.structs.replace(pace, slow_down=pace.slow_down * factor)

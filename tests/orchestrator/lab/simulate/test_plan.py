@@ -12,7 +12,7 @@ from orchestrator.cli.commands.plan import plan
 from orchestrator.core.options import Options
 from orchestrator.lab.calibration import to_toml
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.devices import Devices, Wire, Wires, stretched
+from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.plan import (
     BASELINE_NAME,
     GREEDY,
@@ -123,7 +123,7 @@ def test_a_draft_pays_from_some_acceptance_on():
 
 
 def test_a_draft_slower_than_the_target_never_pays():
-    slow = replace(M4, draft=stretched(M4.draft, 0.5 / M4.draft.forward(1)))
+    slow = replace(M4, draft=msgspec.structs.replace(M4.draft, slow_down=0.5 / M4.draft.forward(1)))
 
     assert pays_from(scenario(devices=slow), steps=2) is None
 
@@ -203,9 +203,8 @@ def test_a_draft_that_pauses_slows_the_target_down_less():
     devices = Devices(target=pace, draft=draft, baseline_draft=draft, slow_down=1.4)
     scenario = Scenario(devices=devices, acceptance=AcceptanceModel(accept=0.4), tokens=150, requests=1)
     apart = simulated(replace(scenario, devices=replace(devices, slow_down=1.0)), "adaptive")
-    constant = simulated(
-        replace(scenario, devices=replace(devices, target=stretched(pace, 1.4), slow_down=1.0)), "adaptive"
-    )
+    slowed = replace(devices, target=msgspec.structs.replace(pace, slow_down=1.4), slow_down=1.0)
+    constant = simulated(replace(scenario, devices=slowed), "adaptive")
     paused = simulated(scenario, "adaptive")
 
     assert apart.draft_busy is not None
