@@ -82,8 +82,6 @@ class PipelineSettings(Options, frozen=True, kw_only=True, forbid_unknown_fields
     """Write every event of the state machine to this file."""
     pace: str | None = None
     """A shipped device profile's name or a file's path; the workers are then as slow as its devices."""
-    draft_scale: float = 1.0
-    """How many times as long as the profile's draft this draft takes."""
     draft_link: Annotated[EmulatedLink | None, NOT_IN_AR] = None
     """Delay what goes to the draft and comes from it, as a link between machines would."""
     trace: str = ""
@@ -151,7 +149,7 @@ def checked_setup(
         draft_command=settings.draft_command,
         record=settings.record,
         draft_link=settings.draft_link,
-        pace=None if settings.pace is None else load_profile(settings.pace).with_draft(settings.draft_scale),
+        pace=None if settings.pace is None else load_profile(settings.pace),
         auto=choice.auto if STRATEGIES[options.strategy].drafts else None,
         trace=settings.trace,
     )

@@ -121,32 +121,13 @@ class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of what is not built, or not to be had."""
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Points with whiskers."""
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    bounds: tuple[tuple[float, float], ...] = ()
-    """Of each point's whisker; none of a level."""
-    look: str = ""
-    """Lines of one look have one colour in all panels; empty: its name's own."""
-    baseline: bool = False
-    dashed: bool = False
-
-
 class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One diagram: bars, or lines and levels."""
+    """One diagram of bars."""
 
     title: str
     x: str
     """Label of the axis."""
-    y: str = ""
     bars: tuple[Bar, ...] = ()
-    lines: tuple[Line, ...] = ()
-    levels: tuple[Line, ...] = ()
-    """Horizontal lines at the first point's height."""
-    ticks: tuple[float, ...] = ()
-    """Of the x axis; none: matplotlib's own."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,8 +142,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     settled: tuple[str, ...] = ()
     """A sentence for each question that was open until this measurement."""
     notes: tuple[str, ...] = ()
-    panels: tuple[tuple[Panel, ...], ...] = ()
-    """Each group begins a new line of the picture."""
+    panels: tuple[Panel, ...] = ()
     attachments: tuple[AttachedFile, ...] = ()
     figures: dict[str, Any] = {}
     """For programs: the raw figures as JSON values."""

@@ -1,10 +1,9 @@
 """Findings as text for a terminal, as JSON, as sections of a page, and as a picture. Prints nothing."""
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
-from itertools import cycle
 from pathlib import Path
 from string import Template
 from typing import Any, Self
@@ -15,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, Value, tabulated
+from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Listener, Panel, Table, Value, tabulated
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import fast_blas
 from orchestrator.machine.check import Check
@@ -254,46 +253,27 @@ def _bars(table: Table) -> str:
 # A picture -------------------------------------------------------------------------------------------
 
 _MOST_COLUMNS = 3
-_WIDTH, _HEIGHT, _LEGEND = 5.6, 4.6, 1.8
-"""Inches of a panel, and of the room beside the panels for a legend."""
+_WIDTH, _HEIGHT = 5.6, 4.6
+"""Inches of a panel."""
 _OURS, _BASELINE, _SPREAD, _MARKED = "#2a6fdb", "#7b8794", "#52606d", "#d64545"
 _HYPOTHETICAL = "#e69f00"
-_GREYS = ("#323f4b", "#9aa5b1")
-_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#8c564b")
-"""The first six are Okabe and Ito's, which colour-blind readers can tell apart."""
-_MARKERS = "osD^vPX*"
-_LINE_STYLE = {"capsize": 2, "linewidth": 1.8, "elinewidth": 0.7, "markersize": 4}
-
-Looks = Mapping[str, Mapping[str, Any]]
-"""Colour and marker of each look."""
 
 
 def picture(findings: Findings, path: Path) -> None:
-    """Write the panels as a PNG; each line of panels has one legend. Raises InputError if the file can't be written."""
+    """Write the panels as a PNG. Raises InputError if the file can't be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(_MOST_COLUMNS, max(map(len, findings.panels)))
-    lines = [group[begin : begin + columns] for group in findings.panels for begin in range(0, len(group), columns)]
-    wide = any(panel.lines for line in lines for panel in line)
-    size = _WIDTH * columns + (_LEGEND if wide else 0), _HEIGHT * len(lines)
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    columns = min(_MOST_COLUMNS, len(findings.panels))
+    lines = -(-len(findings.panels) // columns)
+    figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * lines), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    looks = looks_of([panel for line in lines for panel in line])
-    for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).flat, lines, strict=True):
-        handles: dict[str, Any] = {}
-        first = None
-        for column, panel in enumerate(line):
-            # One scale, so that lengths and heights can be compared.
-            alike = first is not None and (panel.x, panel.y) == (line[0].x, line[0].y)
-            scale = {"sharex" if panel.bars else "sharey": first} if alike else {}
-            axes = part.add_subplot(1, len(line), column + 1, **scale)
-            first = first or axes
-            draw(axes, panel, looks)
-            found, labels = axes.get_legend_handles_labels()
-            handles |= dict(zip(labels, found, strict=True))
-        if handles:
-            part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8)
+    first = None
+    for place, panel in enumerate(findings.panels, 1):
+        # One scale, so that lengths can be compared.
+        axes = figure.add_subplot(lines, columns, place, sharex=first)
+        first = first or axes
+        draw(axes, panel)
     figure.suptitle(findings.title, x=0.01, ha="left", fontsize=10)
     try:
         figure.savefig(path, format="png")
@@ -301,48 +281,26 @@ def picture(findings: Findings, path: Path) -> None:
         raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --plot.") from error
 
 
-def looks_of(panels: Iterable[Panel]) -> Looks:
-    """The same in all panels; baselines are grey."""
-    lines = [line for panel in panels for line in (*panel.lines, *panel.levels)]
-    greys = list(dict.fromkeys(_look(line) for line in lines if line.baseline))
-    ours = [look for look in dict.fromkeys(map(_look, lines)) if look not in greys]
-    coloured = [*zip(greys, cycle(_GREYS)), *zip(ours, cycle(_COLOURS))]
-    return {look: {"color": colour, "marker": mark} for (look, colour), mark in zip(coloured, cycle(_MARKERS))}
-
-
-def draw(axes: Any, panel: Panel, looks: Looks) -> None:
-    """The panel into matplotlib's axes."""
+def draw(axes: Any, panel: Panel) -> None:
+    """The panel into matplotlib's axes. A marked bar has no length."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(panel.title, loc="left", fontsize=10)
     axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
-    if panel.bars:
-        _draw_bars(axes, panel.bars)
-        return
-    for line in panel.lines:
-        values = [y for _, y in line.points]
-        spread = [_whiskers(value, *bounds) for value, bounds in zip(values, line.bounds, strict=True)]
-        axes.errorbar(
-            [x for x, _ in line.points],
-            values,
-            yerr=list(zip(*spread, strict=True)),
-            label=line.name,
-            linestyle="--" if line.dashed else "-",
-            **_LINE_STYLE,
-            **looks[_look(line)],
-        )
-    for level in panel.levels:
-        colour = looks[_look(level)]["color"]
-        axes.axhline(level.points[0][1], color=colour, linewidth=1.2, linestyle="--", label=level.name)
-    if panel.ticks:
-        axes.set_xticks(panel.ticks, [f"{tick:,g}" for tick in panel.ticks], fontsize=8)
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
-def _look(line: Line) -> str:
-    return line.look or line.name
+    places = range(len(panel.bars))
+    spread = [(0.0, 0.0) if bar.mark else _whiskers(bar.value, bar.low, bar.high) for bar in panel.bars]
+    axes.barh(
+        places,
+        [0.0 if bar.mark else bar.value for bar in panel.bars],
+        xerr=list(zip(*spread, strict=True)),
+        color=[_colour(bar) for bar in panel.bars],
+        ecolor=_SPREAD,
+        capsize=2,
+    )
+    axes.set_yticks(places, [bar.name for bar in panel.bars])
+    axes.invert_yaxis()
+    for place, bar in zip(places, panel.bars, strict=True):
+        label, colour = (f" {bar.mark}", _MARKED) if bar.mark else (f" {bar.value:.1f}", "white")
+        axes.annotate(label, (0, place), va="center", fontsize=8, color=colour)
 
 
 def _whiskers(value: float, low: float, high: float) -> tuple[float, float]:
@@ -352,22 +310,3 @@ def _whiskers(value: float, low: float, high: float) -> tuple[float, float]:
 
 def _colour(bar: Bar) -> str:
     return _BASELINE if bar.baseline else _HYPOTHETICAL if bar.hypothetical else _OURS
-
-
-def _draw_bars(axes: Any, bars: Sequence[Bar]) -> None:
-    """A marked bar has no length."""
-    places = range(len(bars))
-    spread = [(0.0, 0.0) if bar.mark else _whiskers(bar.value, bar.low, bar.high) for bar in bars]
-    axes.barh(
-        places,
-        [0.0 if bar.mark else bar.value for bar in bars],
-        xerr=list(zip(*spread, strict=True)),
-        color=[_colour(bar) for bar in bars],
-        ecolor=_SPREAD,
-        capsize=2,
-    )
-    axes.set_yticks(places, [bar.name for bar in bars])
-    axes.invert_yaxis()
-    for place, bar in zip(places, bars, strict=True):
-        label, colour = (f" {bar.mark}", _MARKED) if bar.mark else (f" {bar.value:.1f}", "white")
-        axes.annotate(label, (0, place), va="center", fontsize=8, color=colour)

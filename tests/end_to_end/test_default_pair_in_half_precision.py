@@ -8,10 +8,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import dequantize_model
 
-from orchestrator.lab.bench.ties import TIE
-from orchestrator.lab.first_light.forward_examination import examine
-from orchestrator.lab.first_light.forwards import Compared, ForwardOrder, Ties
 from orchestrator.lab.first_light.measurements.widths import sentences
+from orchestrator.lab.forwards import TIE, Compared, ForwardOrder, Ties
+from orchestrator.lab.forwards_process import examine
 from orchestrator.text.tokenizer import TextCodec
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.stored_model import load_network
@@ -36,7 +35,7 @@ def test_rounding_decides_between_nearly_tied_tokens_alone(role: str, kind: mx.D
         network.set_dtype(kind)
         model = LanguageModel(network, folder, config)
     assert (model.level, model.joins) == ("tree", True), model.level_reason
-    order = ForwardOrder(folder="", tokens=tokens, prompt=PROMPT, compared=WIDTHS, heads=("own", "float32"))
+    order = ForwardOrder(tokens=tokens, prompt=PROMPT, compared=WIDTHS, heads=("own", "float32"))
     reports = list(examine(model, order, time.perf_counter))
 
     print("", role, kind, *reports, *sentences(reports), sep="\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.lab.bench.forwards import ComparisonOrder, ComparisonReport, Sampled
+from orchestrator.lab.forwards import ForwardOrder, ForwardReport, ForwardTimed
 from protocol import child_process
 from protocol.child_process import ChildProcess, reports
 from protocol.errors import PipelineError
@@ -99,7 +99,7 @@ def _alive(pid: int) -> bool:
 # A process that reports --------------------------------------------------------------------------
 
 
-ORDER = ComparisonOrder()
+ORDER = ForwardOrder()
 
 
 @pytest.mark.parametrize("line", ['{"type":"progr', "", "nonsense"])
@@ -110,4 +110,4 @@ def test_a_process_killed_in_the_middle_of_a_report_is_told_in_a_sentence(
     monkeypatch.setattr(child_process, "module_command", lambda _: [sys.executable, "-c", script])
 
     with pytest.raises(PipelineError, match=r"The job ended unexpectedly; start it again.*out of memory"):
-        list(reports("any", ORDER, ComparisonReport, (Sampled,), name="The job", grace=5.0))
+        list(reports("any", ORDER, ForwardReport, (ForwardTimed,), name="The job", grace=5.0))

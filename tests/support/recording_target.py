@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from orchestrator.lab.simulate.language import Language
+from orchestrator.lab.simulate.acceptance import Language
 from orchestrator.lab.simulate.worker_host import Work
 from orchestrator.lab.simulate.workers import CONTEXT, ModelledDraft, ModelledTarget
 from protocol.messages.base import Level

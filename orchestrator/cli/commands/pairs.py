@@ -23,8 +23,17 @@ from orchestrator.machine.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, neural_engine
 from orchestrator.machine.memory.budget import usable
 from orchestrator.machine.memory.kv_plan import about
-from orchestrator.machine.pairs.expectations import fits, kept_tokens, memory, tokenizers
-from orchestrator.machine.pairs.recommended_pairs import Model, Pair, beside, pairs, published
+from orchestrator.machine.pairs.recommended_pairs import (
+    Model,
+    Pair,
+    beside,
+    fits,
+    kept_tokens,
+    memory,
+    pairs,
+    published,
+    tokenizers,
+)
 from protocol.contracts.model_folder import ModelFolder
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"

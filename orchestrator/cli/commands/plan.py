@@ -1,7 +1,6 @@
 """`launch-pipeline plan`: options to scenarios, predictions to text."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -30,12 +29,9 @@ _DEFAULT_PROFILE = "m4-16gb-qwen2.5-3b"
     multiple=True,
     help="May be given several times.  [default: 0 and 1]",
 )
-@click.option("--accept", type=click.FloatRange(0.0, 1.0), help="How often the draft's best guess is right.")
 @click.option("--plot", type=Destination(".png"), help="Write a picture (PNG).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def plan(
-    profile: str | None, temperature: tuple[float, ...], accept: float | None, plot: Path | None, as_json: bool
-) -> None:
+def plan(profile: str | None, temperature: tuple[float, ...], plot: Path | None, as_json: bool) -> None:
     """Predict tokens/s on a device, without it and without models.
 
     The real state machine and the real workers run without models in virtual time. By default the draft
@@ -43,15 +39,14 @@ def plan(
 
     \b
     launch-pipeline plan --pace m4-pro-gemma3-12b-bf16
-    launch-pipeline plan --accept 0.6 --temperature 0 --plot speeds.png
+    launch-pipeline plan --temperature 0 --plot speeds.png
     launch-pipeline calibrate && launch-pipeline plan
     """
     measured = calibration_file()
     device = load_profile(profile or (str(measured) if measured.is_file() else _DEFAULT_PROFILE))
     scenarios = []
     for each in temperature or (0.0, 1.0):
-        known = SAMPLED if each > 0 else GREEDY
-        acceptance = known if accept is None else replace(known, accept=accept)
+        acceptance = SAMPLED if each > 0 else GREEDY
         scenarios.append(Scenario(devices=Devices.of(device), acceptance=acceptance, temperature=each))
     with nullcontext() if as_json else Console(stderr=True).status("Simulating ..."):
         findings = plan_findings(device, [(one, predict(one), pays_from(one)) for one in scenarios])

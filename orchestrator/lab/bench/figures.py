@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
@@ -11,9 +12,16 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
-from orchestrator.lab.bench.contender import TimedGeneration
-from orchestrator.lab.bench.measurement import Measurement, Setting, deviating, is_checked
-from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
+from orchestrator.lab.bench.contender import (
+    AUTOREGRESSIVE,
+    PLAIN,
+    Measurement,
+    Setting,
+    TimedGeneration,
+    deviating,
+    is_checked,
+    line_and_draft_tokens,
+)
 from protocol.messages.client import Pace
 from protocol.messages.worker import Paced
 
@@ -79,80 +87,96 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return float(np.quantile(values, share)) if values else None
 
 
-_FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
-    "tokens_per_round": lambda generation: generation.tokens_per_round,
-    "hit_rate": lambda generation: generation.hit_rate,
-    "acceptance_rate": lambda generation: generation.acceptance_rate,
-    "target_busy": lambda generation: generation.target_busy,
-    "draft_busy": lambda generation: generation.draft_busy,
-    "overhead_per_round": lambda generation: generation.overhead_per_round,
-    "time_to_first_token": lambda generation: generation.time_to_first_token,
-    "total_time": lambda generation: generation.total_time,
-    "stretch": lambda generation: generation.pace and generation.pace.stretch,
+FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
+    "tokens_per_round": lambda one: one.tokens_per_round,
+    "hit_rate": lambda one: one.statistics and one.statistics.hit_rate,
+    "acceptance_rate": lambda one: one.acceptance_rate,
+    "target_busy": lambda one: one.statistics and one.statistics.target_busy,
+    "draft_busy": lambda one: one.statistics and one.statistics.draft_busy,
+    "overhead_per_round": lambda one: one.statistics and one.statistics.overhead_per_round,
+    "time_to_first_token": lambda one: one.time_to_first_token,
+    "total_time": lambda one: one.total_time,
+    "stretch": lambda one: one.pace and one.pace.stretch,
 }
+"""Of a generation; of a row their medians over prompts, turns and repeats. None: no such figure."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One contender at one temperature. None: no such figure.
+    """One contender at one temperature. Its speed is the median over prompts of each prompt's median over turns and
+    repeats."""
 
-    Speeds and ratios are medians over prompts of each prompt's median over turns and repeats; other figures are medians
-    over prompts, turns and repeats.
-    """
-
-    contender: str
-    draft_tokens: int | None
-    """Its K, if that is fixed."""
-    temperature: float
-    generations: int
-    tokens_per_second: float
-    quartiles: Interval
-    """Of tokens/s, over prompts."""
-    slowest: float
-    fastest: float
+    measurements: Sequence[Measurement]
     best_baseline: str | None
     """mlx-lm's fastest contender on all cores at this temperature over all prompts, plain or speculative."""
-    over_plain: float | None
-    """Tokens/s divided by those of mlx-lm's plain decoding on all cores in the same setting."""
-    over_speculative: float | None
-    """The same against mlx-lm's speculative decoding on all cores with the number of draft tokens whose median is
-    highest at this temperature over all prompts."""
-    over_autoregressive: float | None
-    """The same against our own `ar`."""
     ratios: Mapping[str, Ratio]
-    """The same, with intervals, against each of the compared baselines, by their names."""
-    tokens_per_round: float | None
-    hit_rate: float | None
-    acceptance_rate: float | None
-    target_busy: float | None
-    draft_busy: float | None
-    overhead_per_round: float | None
-    """Seconds."""
-    time_to_first_token: float | None
-    """Seconds from the request to the first token at the client, prefill included."""
-    total_time: float | None
-    """The same to the last token."""
-    inter_token_p50: float | None
-    """Seconds between successive arrivals at the client, over all generations. Tokens of a round arrive at once."""
-    inter_token_p95: float | None
-    checked: int
-    """Generations whose tokens were compared with a reference."""
+    """Of tokens/s to those of each of mlx-lm's lines at its best, and of our own `ar`, by their names."""
     deviating: int
-    """Those that differed from it."""
+    """Generations that differ from their reference."""
     ties: tuple[float, ...]
     """Of these, the gaps of those that part from it at a near-tie, which rounding decides: in standard deviations of
     the logits. If any other differs, the other figures mean nothing."""
-    rival: bool
-    """Other software, whose tokens are not compared."""
-    overruns: float | None
-    """Share of the paced forwards that took longer than on the profile's device."""
-    stretch: float | None
-    """Share by which all paced forwards of a generation took longer, late wake-ups included; median."""
+
+    @property
+    def contender(self) -> str:
+        return self.measurements[0].contender
+
+    @property
+    def draft_tokens(self) -> int | None:
+        """Its K, if that is fixed."""
+        return line_and_draft_tokens(self.contender)[1]
+
+    @property
+    def temperature(self) -> float:
+        return self.measurements[0].setting.temperature
+
+    @property
+    def rival(self) -> bool:
+        """Other software, whose tokens are not compared."""
+        return self.measurements[0].family == "rival"
+
+    @property
+    def generations(self) -> list[TimedGeneration]:
+        return [one.generation for one in self.measurements]
+
+    @cached_property
+    def speeds(self) -> list[float]:
+        """Tokens/s of each prompt."""
+        return prompt_speeds(self.measurements)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return median(self.speeds)
+
+    @property
+    def quartiles(self) -> Interval:
+        """Of tokens/s, over prompts."""
+        return quartiles(self.speeds)
+
+    def median(self, figure: str) -> float | None:
+        """Of a figure's name in FIGURES."""
+        known = [value for one in self.generations if (value := FIGURES[figure](one)) is not None]
+        return median(known) if known else None
+
+    def inter_token(self, share: float) -> float | None:
+        """A percentile of the seconds between successive arrivals at the client, over all generations. Tokens of a
+        round arrive at once."""
+        return percentile([gap for one in self.generations for gap in gaps(one.arrivals)], share)
+
+    @property
+    def checked(self) -> int:
+        """Generations whose tokens were compared with a reference."""
+        return sum(map(is_checked, self.measurements))
+
+    @property
+    def overruns(self) -> float | None:
+        """Share of the paced forwards that took longer than on the profile's device."""
+        return overrun_share(one.pace for one in self.generations)
 
     @property
     def representative(self) -> bool:
         """The contender kept its pace, if it has one."""
-        return self.overruns is None or self.overruns <= TOLERATED_OVERRUNS
+        return kept_pace(one.pace for one in self.generations)
 
     @property
     def exact(self) -> bool:
@@ -203,35 +227,22 @@ def best_of_each_line(rows: Sequence[BenchRow]) -> list[BenchRow]:
     return [row for row in rows if not row.valid or id(row) in chosen]
 
 
-def best_speculative(measurements: Iterable[Measurement]) -> str | None:
-    """The name of mlx-lm's speculative contender, on all cores, with the highest median of tokens/s; None if there is
-    none."""
-    return _fastest(one for one in measurements if _line(one.contender) == (PLAIN, True))
+def overrun_share(paces: Iterable[Pace | Paced | None]) -> float | None:
+    """Of the forwards; None: none was paced."""
+    known = [pace for pace in paces if pace is not None]
+    forwards = sum(pace.forwards for pace in known)
+    return sum(pace.overruns for pace in known) / forwards if forwards else None
 
 
 def kept_pace(paces: Iterable[Pace | Paced | None]) -> bool:
-    """Whether at most 1% of the forwards overran the profile's device. None: not paced."""
-    known = [pace for pace in paces if pace is not None]
-    return sum(pace.overruns for pace in known) <= TOLERATED_OVERRUNS * sum(pace.forwards for pace in known)
+    """Whether at most 1% of the forwards overran the profile's device."""
+    return (overrun_share(paces) or 0.0) <= TOLERATED_OVERRUNS
 
 
-class _Baselines(NamedTuple):
-    """Names of contenders at one temperature. None: there is no such contender."""
-
-    best: str | None
-    speculative: str | None
-    fastest: tuple[str, ...]
-    """Of each of mlx-lm's lines."""
-
-    @classmethod
-    def of(cls, measurements: Sequence[Measurement]) -> "_Baselines":
-        """By the measurements of all prompts at that temperature."""
-        lines: dict[tuple[str, bool], list[Measurement]] = {}
-        for measurement in measurements:
-            if measurement.family == "mlx-lm":
-                lines.setdefault(_line(measurement.contender), []).append(measurement)
-        best = _fastest(one for one in measurements if _line(one.contender)[0] == PLAIN)
-        return cls(best, best_speculative(measurements), tuple(filter(None, map(_fastest, lines.values()))))
+def prompt_speeds(measurements: Iterable[Measurement]) -> list[float]:
+    """The median of tokens/s over each prompt's turns and repeats."""
+    speeds = ((one.setting.prompt, one.generation.tokens_per_second) for one in measurements)
+    return list(medians_by_prompt(speeds).values())
 
 
 def _rows(
@@ -241,51 +252,34 @@ def _rows(
     wrong = [deviation.wrong for deviation in deviating(counted, order)]
     result: list[BenchRow] = []
     for temperature in dict.fromkeys(measurement.setting.temperature for measurement in counted):
-        baselines = _Baselines.of([one for one in measurements if one.setting.temperature == temperature])
         here = [measurement for measurement in counted if measurement.setting.temperature == temperature]
+        best, compared = _baselines([one for one in measurements if one.setting.temperature == temperature])
         for name in order:
             own = [measurement for measurement in here if measurement.contender == name]
             if own:
-                deviations = [one for one in own if one in wrong]
-                result.append(_row(own, here, baselines, deviations, ties))
+                differing = [(one.setting, one.contender) for one in own if one in wrong]
+                result.append(
+                    BenchRow(
+                        measurements=own,
+                        best_baseline=best,
+                        ratios=_ratios(own, here, compared),
+                        deviating=len(differing),
+                        ties=tuple(ties[place] for place in differing if place in ties),
+                    )
+                )
     return result
 
 
-def _row(
-    own: Sequence[Measurement],
-    measurements: Sequence[Measurement],
-    baselines: _Baselines,
-    wrong: Sequence[Measurement],
-    ties: Ties,
-) -> BenchRow:
-    """`own` measurements of a contender among all `measurements` of the same prompts, `wrong` of them deviating."""
-    generations = [measurement.generation for measurement in own]
-    speeds = medians_by_prompt((one.setting.prompt, one.generation.tokens_per_second) for one in own).values()
-    pauses = [gap for generation in generations for gap in gaps(generation.arrivals)]
-    ratios = _ratios(own, measurements, (*baselines.fastest, AUTOREGRESSIVE))
-    return BenchRow(
-        contender=own[0].contender,
-        draft_tokens=line_and_draft_tokens(own[0].contender)[1],
-        temperature=own[0].setting.temperature,
-        generations=len(own),
-        tokens_per_second=median(speeds),
-        quartiles=quartiles(speeds),
-        slowest=min(generation.tokens_per_second for generation in generations),
-        fastest=max(generation.tokens_per_second for generation in generations),
-        best_baseline=baselines.best,
-        over_plain=_median_of(ratios, PLAIN),
-        over_speculative=_median_of(ratios, baselines.speculative),
-        over_autoregressive=_median_of(ratios, AUTOREGRESSIVE),
-        ratios=ratios,
-        inter_token_p50=percentile(pauses, 0.5),
-        inter_token_p95=percentile(pauses, 0.95),
-        checked=sum(map(is_checked, own)),
-        deviating=len(wrong),
-        ties=tuple(ties[place] for one in wrong if (place := (one.setting, one.contender)) in ties),
-        rival=own[0].family == "rival",
-        overruns=_overruns(generations),
-        **{figure: _median(map(read, generations)) for figure, read in _FIGURES.items()},
-    )
+def _baselines(measurements: Sequence[Measurement]) -> tuple[str | None, list[str]]:
+    """By the measurements of all prompts at one temperature: mlx-lm's fastest contender on all cores, and those that
+    the others are compared with."""
+    lines: dict[tuple[str, bool], dict[str, list[Measurement]]] = {}
+    for one in measurements:
+        if one.family == "mlx-lm":
+            lines.setdefault(_line(one.contender), {}).setdefault(one.contender, []).append(one)
+    on_all_cores = {name: own for (line, _), names in lines.items() if line == PLAIN for name, own in names.items()}
+    best = _fastest(on_all_cores) if on_all_cores else None
+    return best, [*map(_fastest, lines.values()), AUTOREGRESSIVE]
 
 
 def _line(contender: str) -> tuple[str, bool]:
@@ -294,13 +288,9 @@ def _line(contender: str) -> tuple[str, bool]:
     return line, draft_tokens is not None
 
 
-def _fastest(measurements: Iterable[Measurement]) -> str | None:
+def _fastest(contenders: Mapping[str, Sequence[Measurement]]) -> str:
     """The contender with the highest median of tokens/s."""
-    speeds: dict[str, list[tuple[int, float]]] = {}
-    for measurement in measurements:
-        speed = measurement.setting.prompt, measurement.generation.tokens_per_second
-        speeds.setdefault(measurement.contender, []).append(speed)
-    return max(speeds, key=lambda name: median(medians_by_prompt(speeds[name]).values()), default=None)
+    return max(contenders, key=lambda name: median(prompt_speeds(contenders[name])))
 
 
 def _ratios(
@@ -318,19 +308,3 @@ def _ratios(
         if ratio is not None:
             found[baseline] = ratio
     return found
-
-
-def _median_of(ratios: Mapping[str, Ratio], baseline: str | None) -> float | None:
-    ratio = ratios.get(baseline or "")
-    return ratio.median if ratio else None
-
-
-def _overruns(generations: Iterable[TimedGeneration]) -> float | None:
-    paces = [generation.pace for generation in generations if generation.pace is not None]
-    forwards = sum(pace.forwards for pace in paces)
-    return sum(pace.overruns for pace in paces) / forwards if forwards else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

@@ -17,8 +17,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
-from orchestrator.lab.bench.names import LLAMA_CPP
+from orchestrator.lab.bench.contender import Family, GenerationTask, LLAMA_CPP, TimedGeneration
 from orchestrator.machine.checkpoints import gguf_file
 from orchestrator.machine.default_target import default_gguf, is_default_target
 from orchestrator.machine.hardware import usable_cores
@@ -123,8 +122,6 @@ class LlamaCppContender:
             tokens=tuple(tokens),
             tokens_per_second=count / seconds,
             tokens_per_round=count / max(1, count - timings.get("draft_n_accepted", 0)),
-            time_to_first_token=arrivals[0],
-            total_time=arrivals[-1],
             arrivals=tuple(arrivals),
         )
 

@@ -8,8 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.core.request_stats import pace_of
-from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
-from orchestrator.lab.bench.names import PLAIN, contender_name
+from orchestrator.lab.bench.contender import PLAIN, Family, GenerationTask, TimedGeneration, contender_name
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.child_process import ChildProcess, module_command
@@ -101,8 +100,8 @@ def running(
         draft=draft,
         texts="" if texts is None else str(texts),
         cores=partition_cores().get("target", ()) if cores is None else tuple(cores),
-        target_pace=profile and profile.target.pace(),
-        draft_pace=profile and profile.draft_on_target_device.pace(),
+        target_pace=profile and profile.target.pace(profile.slow_motion),
+        draft_pace=profile and profile.draft_on_target_device.pace(profile.slow_motion),
     )
     command = [*module_command("orchestrator.lab.bench.mlx_lm_process"), msgspec.json.encode(setup).decode()]
     with ChildProcess(command, variables=worker_environment("target", setup.cores), asked=True) as process:
@@ -172,10 +171,9 @@ class MlxLmContender:
             tokens_per_second=len(result.tokens) / result.seconds,
             tokens_per_round=len(result.tokens) / rounds,
             acceptance_rate=sum(result.drafted) / tried if tried else None,
-            # Its prefill is never paced.
-            time_to_first_token=None if result.paced else result.arrivals[0],
-            total_time=None if result.paced else result.arrivals[-1],
             arrivals=result.arrivals,
+            # It is never paced.
+            compares_prefill=result.paced is None,
             pace=result.paced and pace_of(self._process.profile, result.paced),
         )
 

@@ -1,16 +1,21 @@
-"""What a bench compares: the settings, and the words of the command line that name them. Pure but for `models`."""
+"""What a bench compares: the settings, the words of the command line that name them, and the models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.lab.bench.contender import GenerationTask
-from orchestrator.lab.bench.models import BenchModels, bench_models
-from orchestrator.lab.bench.names import LLAMA_CPP, LOOKUP
+from orchestrator.lab.bench.contender import LOOKUP, GenerationTask
+from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
+from orchestrator.machine.drafts.draft_choice import pair_for
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.drafters.detection import read_drafter
+from protocol.contracts.engines import AUTO, DraftEngineName, draft_model
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 
 CHAINS = ("sd", "ssd")
@@ -18,6 +23,57 @@ CHAINS = ("sd", "ssd")
 DEFAULT_DRAFT_TOKENS = "1-4,6,8"
 _MOST_DRAFT_TOKENS = 64
 _TEMPERATURES = (0.0, 1.0)
+
+
+class BenchModels(NamedTuple):
+    target: Path
+    draft: Path
+    note: str = ""
+    """One line for the user if a model is not the one to be expected."""
+    engine: DraftEngineName = "mlx"
+    """The draft's: mlx of a language model, another one of a trained drafter."""
+
+    @property
+    def trained(self) -> bool:
+        """The draft is a trained drafter, which mlx-lm has no form for."""
+        return self.engine != "mlx"
+
+    def settings(self, strategy: str, engine: DraftEngineName | None = None) -> PipelineSettings:
+        """Of a pipeline for a strategy's name, or for LOOKUP; `engine` runs the draft, by default its own."""
+        if strategy == LOOKUP:
+            return PipelineSettings(target=str(self.target), draft_engine="ngram", strategy="adaptive")
+        return PipelineSettings(
+            target=str(self.target), draft=str(self.draft), draft_engine=engine or self.engine, strategy=strategy
+        )
+
+    @property
+    def outputs_read(self) -> tuple[int, ...]:
+        """The outputs of the target's layers that the draft reads, ascending."""
+        drafter = read_drafter(source_of(self.draft) if is_converted(self.draft) else self.draft)
+        return drafter.outputs(ModelFolder(self.target).shape) if drafter is not None and drafter.width else ()
+
+    def draft_bytes(self, strategy: str, engine: DraftEngineName | None = None) -> int:
+        """Memory of the draft model that such a pipeline loads. A package is converted now if need be."""
+        if strategy == LOOKUP or not STRATEGIES[strategy].drafts:
+            return 0
+        if draft_model(engine or self.engine) == "package":
+            return loaded_bytes(converted_draft(str(self.draft)))
+        return ModelFolder(self.draft).size
+
+
+def bench_models(target: str | None, draft: str | None, on_progress: OnProgress = silent) -> BenchModels:
+    """The models of these names (None: the default pair), fetched or converted on first use.
+
+    Raises InputError for a model that can't be had, and for a target of another family than the shipped drafts if no
+    draft is named.
+    """
+    trained = draft is not None and read_drafter(resolve(draft, "draft", on_progress)) is not None
+    pair = pair_for(target, AUTO if trained else "mlx", draft, on_progress)
+    if pair.draft.folder is None:
+        raise InputError(pair.draft.note)
+    return BenchModels(
+        pair.target, pair.draft.folder, " ".join(filter(None, (pair.note, pair.draft.note))), pair.draft.engine
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +97,8 @@ class BenchPlan:
     """Name or path of the device profile that all contenders are paced by."""
     replay: bool = False
     """Record the target's texts once, and replay them in place of the target's model."""
-    rivals: tuple[str, ...] = ()
-    """Other software that takes part, by name."""
-    drafters: tuple[Path, ...] = ()
-    """Folders of further drafts, which run beside the same target under the same strategies."""
+    rivals: str | None = None
+    """Other software that takes part: LLAMA_CPP, or none."""
 
     @classmethod
     def of(
@@ -53,8 +107,6 @@ class BenchPlan:
         draft_tokens: str,
         strategies: str,
         temperature: Sequence[float],
-        rivals: str | None = None,
-        drafters: str | None = None,
         **others: Any,
     ) -> "BenchPlan":
         """From the options of the command line. Raises InputError naming the wrong one."""
@@ -65,8 +117,6 @@ class BenchPlan:
             draft_tokens=parse_draft_tokens(draft_tokens),
             strategies=parse_strategies(strategies),
             temperatures=temperatures,
-            rivals=parse_rivals(rivals),
-            drafters=parse_drafters(drafters),
             **others,
         )
 
@@ -88,26 +138,6 @@ def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     if unknown or not names:
         raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(known)}.")
     return tuple(dict.fromkeys(names))
-
-
-def parse_rivals(text: str | None) -> tuple[str, ...]:
-    """Names separated by commas; None for none. Raises InputError naming the unknown ones."""
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    unknown = [name for name in names if name != LLAMA_CPP]
-    if unknown or (text is not None and not names):
-        raise InputError(f"There is no rival {', '.join(unknown) or repr(text)}: choose {LLAMA_CPP}.")
-    return tuple(dict.fromkeys(names))
-
-
-def parse_drafters(text: str | None) -> tuple[Path, ...]:
-    """Folders separated by commas; None for none. Raises InputError for what is no folder, and for equal names."""
-    folders = [Path(name.strip()).expanduser() for name in (text or "").split(",") if name.strip()]
-    absent = [folder for folder in folders if not folder.is_dir()]
-    if absent or (text is not None and not folders):
-        raise InputError(f"{absent[0] if absent else repr(text)} is no folder: name the folders of drafts.")
-    if len({folder.name for folder in folders}) < len(folders):
-        raise InputError("Two drafts have folders of the same name, and the table would not tell them apart.")
-    return tuple(folder.resolve() for folder in folders)
 
 
 def parse_draft_tokens(text: str) -> tuple[int, ...]:

@@ -1,12 +1,12 @@
 """Several requests at once: tokens/s of all together, and the wait of a request that joins the others.
 
-mlx-lm batches plain decoding only: with a draft it serves one request after the other.
+mlx-lm batches plain decoding only: with a draft it serves one request after the other, at the rate that `strategies`
+measures.
 """
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import median
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
-from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.contender import GenerationTask, PipelineContender, TimedGeneration
 from orchestrator.lab.bench.figures import kept_pace
-from orchestrator.lab.bench.mlx_lm import BatchJob, Job, MlxLm, running
+from orchestrator.lab.bench.mlx_lm import BatchJob, running
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import encoded
@@ -26,7 +26,6 @@ from orchestrator.machine.check import Check
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
-from protocol.messages.client import Statistics
 
 _PIECES_BEFORE_JOIN = 3
 """Pieces of text that every other request has received when the last request joins."""
@@ -52,22 +51,17 @@ class ConcurrencyRun:
     """It kept its pace, if it has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """The pieces of one request: when each came (seconds on any clock), and its number of tokens."""
+class Served(NamedTuple):
+    """One request among others."""
 
     submitted: float
-    pieces: tuple[tuple[float, int], ...]
-    tokens: tuple[int, ...]
-    statistics: Statistics
+    """Seconds on any clock."""
+    generation: TimedGeneration
 
     @property
-    def first(self) -> float:
-        return self.pieces[0][0]
-
-    @property
-    def last(self) -> float:
-        return self.pieces[-1][0]
+    def arrivals(self) -> list[float]:
+        """Of each token, by the same clock."""
+        return [self.submitted + after for after in self.generation.arrivals]
 
 
 class Throughput(NamedTuple):
@@ -77,15 +71,14 @@ class Throughput(NamedTuple):
     seconds: float
 
 
-def throughput(served: Sequence[Arrivals]) -> Throughput:
+def throughput(served: Sequence[Served]) -> Throughput:
     """Of the time in which all requests are decoded: from the last first token to the first last token."""
-    begin, end = max(one.first for one in served), min(one.last for one in served)
+    arrivals = [one.arrivals for one in served]
+    begin, end = max(each[0] for each in arrivals), min(each[-1] for each in arrivals)
     if end <= begin:
         # The texts are too short for that: take the whole time, prefill included.
-        begin, end = min(one.submitted for one in served), max(one.last for one in served)
-    return Throughput(
-        sum(count for one in served for at, count in one.pieces if begin < at <= end), max(1e-9, end - begin)
-    )
+        begin, end = min(one.submitted for one in served), max(each[-1] for each in arrivals)
+    return Throughput(sum(begin < at <= end for each in arrivals for at in each), max(1e-9, end - begin))
 
 
 def rate(parts: Iterable[Throughput]) -> float:
@@ -118,7 +111,7 @@ def measure(
     requests: Sequence[int],
 ) -> Findings:
     """Every contender with each number of requests."""
-    watch.begin((1 + len(plan.strategies)) * len(requests) + len(plan.draft_tokens), "mlx-lm")
+    watch.begin((1 + len(plan.strategies)) * len(requests), "mlx-lm")
     models, tokens = plan.models(), encoded(prompts, plan)
     tasks = [
         GenerationTask(tokens[index % len(tokens)], plan.max_tokens, plan.temperatures[0], index)
@@ -182,7 +175,7 @@ def findings(runs: Sequence[ConcurrencyRun], plan: BenchPlan) -> Findings:
             for run in runs
             if run.exact is False
         ),
-        notes=("mlx-lm batches without a draft; with one (K) it serves one request after the other.",),
+        notes=("mlx-lm batches without a draft; with one it serves one request after the other.",),
         figures={"machine": machine_lines(), "settings": asdict(plan), "results": runs},
     )
 
@@ -200,97 +193,62 @@ def _of_pipeline(
         batches = groups(list(references), count) * plan.repeats
         served = [_serve(pipeline, batch) for batch in batches]
         watch.finished(f"{strategy}, {count} at once")
-        arrivals = list(chain.from_iterable(served))
+        generations = [one.generation for one in chain.from_iterable(served)]
         expected = [references[task] for task in chain.from_iterable(batches)]
-        joining = [batch[-1] for batch in served]
+        joining = [(generation, figures) for *_, (_, generation) in served if (figures := generation.statistics)]
         yield ConcurrencyRun(
             contender=strategy,
             requests=count,
             tokens_per_second=rate(map(throughput, served)),
-            round_seconds=median((one.last - one.first) / max(1, one.statistics.rounds - 1) for one in joining),
-            joining_seconds=median(one.first - one.submitted - one.statistics.prefill_seconds for one in joining),
-            exact=all(one.tokens == tokens for one, tokens in zip(arrivals, expected, strict=True)),
-            representative=kept_pace(one.statistics.pace for one in arrivals),
+            round_seconds=median(
+                (one.arrivals[-1] - one.arrivals[0]) / max(1, figures.rounds - 1) for one, figures in joining
+            ),
+            joining_seconds=median(one.arrivals[0] - figures.prefill_seconds for one, figures in joining),
+            exact=all(one.tokens == tokens for one, tokens in zip(generations, expected, strict=True)),
+            representative=kept_pace(one.pace for one in generations),
         )
 
 
-def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Arrivals]:
+def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Served]:
     """All tasks at once; the last one is submitted when the others are being decoded."""
-    begun = [0] * (len(tasks) - 1)
+    contender, begun = PipelineContender("", pipeline), [0] * len(tasks)
 
-    def one(index: int) -> Arrivals:
-        submitted, pieces = time.perf_counter(), []
-        with pipeline.stream(tasks[index].tokens, tasks[index].sampling()) as stream:
-            for _ in stream:
-                pieces.append((time.perf_counter(), stream.tokens))
-                if index < len(begun):
-                    begun[index] += 1
-            assert stream.result is not None
-            return Arrivals(submitted, _differences(pieces), stream.result.tokens, stream.result.statistics)
+    def one(index: int) -> Served:
+        def heard() -> None:
+            begun[index] += 1
+
+        return Served(time.perf_counter(), contender.generate(tasks[index], heard))
 
     with ThreadPoolExecutor(len(tasks)) as threads:
         others = [threads.submit(one, index) for index in range(len(tasks) - 1)]
-        while any(count < _PIECES_BEFORE_JOIN and not other.done() for count, other in zip(begun, others, strict=True)):
+        while any(
+            count < _PIECES_BEFORE_JOIN and not other.done() for count, other in zip(begun, others, strict=False)
+        ):
             time.sleep(0.002)
         last = threads.submit(one, len(tasks) - 1)
         return [future.result() for future in (*others, last)]
 
 
-def _differences(counts: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    before = [0, *(count for _, count in counts)]
-    return tuple((at, count - earlier) for (at, count), earlier in zip(counts, before, strict=False))
-
-
 def _of_mlx_lm(
-    plan: BenchPlan,
-    requests: Sequence[int],
-    tasks: Sequence[GenerationTask],
-    watch: Listener,
+    plan: BenchPlan, requests: Sequence[int], tasks: Sequence[GenerationTask], watch: Listener
 ) -> Iterator[ConcurrencyRun]:
-    models = plan.models()
-    draft = str(models.draft) if plan.draft_tokens else ""
-    profile = None if plan.pace is None else load_profile(plan.pace)
-    ends = tuple(sorted(TextCodec(models.target).eos))
-    with ExitStack() as stack:
-        process = stack.enter_context(running(str(models.target), draft, profile))
+    """mlx-lm's own batch generator, without a draft."""
+    target = plan.models().target
+    common: dict[str, Any] = {
+        "max_tokens": plan.max_tokens,
+        "temperature": plan.temperatures[0],
+        "ends": tuple(sorted(TextCodec(target).eos)),
+    }
+    with running(str(target), "", None if plan.pace is None else load_profile(plan.pace)) as process:
         process.await_ready()
         for count in requests:
-            yield _batched(process, plan, tasks, count, ends)
+            prompts = [tuple(task.tokens for task in batch) for batch in groups(tasks, count)]
+            jobs = [BatchJob(prompts=each, seed=0, **common) for each in prompts]
+            results = [process.run_batch(job) for job in jobs * plan.repeats]
+            yield ConcurrencyRun(
+                contender="mlx-lm, batched",
+                requests=count,
+                tokens_per_second=rate(Throughput(each.generated, each.seconds) for each in results),
+                representative=kept_pace(each.paced for each in results),
+            )
             watch.finished(f"mlx-lm, {count} at once")
-        for draft_tokens in plan.draft_tokens if draft else ():
-            yield from _one_after_the_other(process, plan, draft_tokens, requests, tasks, ends)
-            watch.finished(f"mlx-lm K={draft_tokens}")
-
-
-def _batched(
-    process: MlxLm, plan: BenchPlan, tasks: Sequence[GenerationTask], count: int, ends: tuple[int, ...]
-) -> ConcurrencyRun:
-    """mlx-lm's own batch generator, without a draft."""
-    common: dict[str, Any] = {"max_tokens": plan.max_tokens, "temperature": plan.temperatures[0], "ends": ends}
-    jobs = [BatchJob(prompts=tuple(task.tokens for task in batch), seed=0, **common) for batch in groups(tasks, count)]
-    results = [process.run_batch(job) for job in jobs * plan.repeats]
-    return ConcurrencyRun(
-        contender="mlx-lm, batched",
-        requests=count,
-        tokens_per_second=rate(Throughput(each.generated, each.seconds) for each in results),
-        representative=kept_pace(each.paced for each in results),
-    )
-
-
-def _one_after_the_other(
-    process: MlxLm,
-    plan: BenchPlan,
-    draft_tokens: int,
-    requests: Sequence[int],
-    tasks: Sequence[GenerationTask],
-    ends: tuple[int, ...],
-) -> Iterator[ConcurrencyRun]:
-    """With a draft each request has the models to itself, so the rate of one request is the rate of all."""
-    jobs = [Job(ends=ends, draft_tokens=draft_tokens, **task._asdict()) for task in tasks]
-    results = [process.run(job) for job in jobs for _ in range(plan.repeats)]
-    speed = rate(Throughput(len(each.tokens), each.seconds) for each in results)
-    representative = kept_pace(each.paced for each in results)
-    for count in requests:
-        yield ConcurrencyRun(
-            contender=f"mlx-lm K={draft_tokens}", requests=count, tokens_per_second=speed, representative=representative
-        )

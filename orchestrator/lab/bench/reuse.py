@@ -20,7 +20,7 @@ from orchestrator.lab.findings import Field, Findings, Listener, tabulated
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.check import Check
 from protocol.errors import InputError
-from protocol.messages.client import Pace
+from protocol.messages.client import Statistics
 
 CONTENDERS: dict[str, dict[str, Any]] = {
     "no reuse": {"arena_memory": 0},
@@ -87,17 +87,13 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One prompt of one contender. Seconds count from the request's arrival at the orchestrator."""
+    """One prompt of one contender."""
 
     contender: str
     repeat: int
     number: int
-    prompt_tokens: int
-    first_token: float
-    adopted: int
-    """Prompt tokens that the target did not evaluate."""
     exact: bool
-    pace: Pace | None
+    statistics: Statistics
 
 
 def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
@@ -178,14 +174,15 @@ def summary(turns: Sequence[Turn]) -> dict[str, Any]:
     """Figures of one contender's turns without the first turn. Times in seconds."""
     later = [turn for turn in turns if turn.number > 1]
     last = max(turn.number for turn in turns)
-    firsts = [turn.first_token for turn in later]
+    firsts = [turn.statistics.time_to_first_token for turn in later]
+    adopted = sum(turn.statistics.adopted_tokens for turn in later)
     return {
         "contender": turns[0].contender,
         "first_token": median(firsts),
         "first_token_p90": quantiles(firsts, n=10)[-1] if len(firsts) > 1 else firsts[0],
-        "first_token_last": median(turn.first_token for turn in later if turn.number == last),
-        "evaluated": sum(turn.prompt_tokens - 1 - turn.adopted for turn in later),
-        "adopted": sum(turn.adopted for turn in later),
+        "first_token_last": median(turn.statistics.time_to_first_token for turn in later if turn.number == last),
+        "evaluated": sum(turn.statistics.prompt_tokens - 1 for turn in later) - adopted,
+        "adopted": adopted,
         "exact": all(turn.exact for turn in turns),
         "representative": turns_kept_pace(turns),
     }
@@ -193,7 +190,7 @@ def summary(turns: Sequence[Turn]) -> dict[str, Any]:
 
 def turns_kept_pace(turns: Sequence[Turn]) -> bool:
     """Whether the turns are valid for the profile's device."""
-    return kept_pace(turn.pace for turn in turns)
+    return kept_pace(turn.statistics.pace for turn in turns)
 
 
 def _warm_up(pipelines: dict[str, Pipeline], tokens: Sequence[int], plan: BenchPlan) -> None:
@@ -216,15 +213,11 @@ def _conversation(
         }
         expected = answers[names[0]].tokens
         for name in names:
-            figures = answers[name].statistics
             yield Turn(
                 contender=name,
                 repeat=repeat,
                 number=number,
-                prompt_tokens=figures.prompt_tokens,
-                first_token=figures.time_to_first_token,
-                adopted=figures.adopted_tokens,
                 exact=answers[name].tokens == expected,
-                pace=figures.pace,
+                statistics=answers[name].statistics,
             )
         transcript.add_turn(expected)

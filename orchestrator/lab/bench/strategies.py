@@ -10,25 +10,31 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.contender import (
+    PLAIN,
+    BenchRequest,
+    Deviation,
+    GenerationTask,
+    Measurement,
+    deviating,
+    settings,
+)
 from orchestrator.lab.bench.figures import (
     FEWEST_PROMPTS,
+    FIGURES,
     NO_TIES,
     BenchRow,
-    Interval,
     Ratio,
     Ties,
     best_of_each_line,
     rows,
     rows_by_category,
 )
-from orchestrator.lab.bench.measurement import BenchRequest, Measurement, deviating, settings
-from orchestrator.lab.bench.names import PLAIN, line_and_draft_tokens
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.lab.bench.ties import TIE, gaps
-from orchestrator.lab.bench.trials import count_answers, requests_of, run
-from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, tabulated
+from orchestrator.lab.bench.trials import requests_of, run
+from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Listener, Panel, Table, tabulated
+from orchestrator.lab.forwards import TIE, ForwardOrder, Gap, examined, parting
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.check import Check
@@ -48,15 +54,14 @@ _LARGE = 20.0
 
 def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
     """Raises InputError or PipelineError for what can't be measured."""
-    requests = _requests(plan, prompts, watch)
+    requests = requests_of(prompts, plan, watch)
     texts = None
     if plan.replays:
         watch.begin(len(distinct_tasks(plan, requests)), "the target, to record its texts")
         texts = recorded(plan, requests, watch.finished)
     absent: dict[str, str] = {}
     watch.begin(1, "the contenders")
-    progress = watch.starting, watch.total, watch.finished
-    measurements, names = run(plan, requests, *progress, absent.__setitem__, watch.note, texts)
+    measurements, names = run(plan, requests, watch, absent.__setitem__, texts)
     ties = NO_TIES if texts is not None else _ties(plan, requests, measurements, names, watch)
     by_category = rows_by_category(measurements, names, ties)
     return findings(rows(measurements, names, ties), plan, len(prompts), by_category, absent)
@@ -81,11 +86,25 @@ def _ties(
     }
 
 
-def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> list[BenchRequest]:
-    """Every turn of the prompts; the target answers those before others first."""
-    if count := count_answers(prompts):
-        watch.begin(count, "the target, to answer the first turns")
-    return requests_of(prompts, plan, lambda: watch.finished("Answering the first turns"))
+def gaps(
+    folder: Path, deviations: Sequence[Deviation], prompts: Mapping[tuple[int, int], Sequence[int]]
+) -> list[float]:
+    """The gap of each deviation, by a forward of the model over one token. `prompts`: by prompt and turn.
+
+    Raises PipelineError if the process fails.
+    """
+    partings = tuple(
+        parting(
+            prompts[wrong.setting.prompt, wrong.setting.turn],
+            wrong.generation.tokens,
+            reference.generation.tokens,
+            wrong.setting.temperature,
+            wrong.setting.seed,
+        )
+        for wrong, reference in deviations
+    )
+    order = ForwardOrder(folder=str(folder), partings=partings)
+    return [one.gap for one in examined(order) if isinstance(one, Gap)]
 
 
 # Tables ----------------------------------------------------------------------------------------------
@@ -149,6 +168,11 @@ def _quartiles(row: BenchRow) -> str:
     return f"{row.quartiles.low:.{decimals}f}..{row.quartiles.high:.{decimals}f}"
 
 
+def _median(title: str, figure: str, form: str, meaning: str, scale: float = 1.0) -> Field[BenchRow]:
+    """`figure`: a name in FIGURES."""
+    return Field(title, lambda row: row.median(figure), form, meaning, scale)
+
+
 FIELDS: tuple[Field[BenchRow], ...] = (
     Field("contender", lambda row: row.contender, always=True),
     Field(
@@ -170,25 +194,19 @@ FIELDS: tuple[Field[BenchRow], ...] = (
         ".2f",
         f"bootstrap interval of /mlx-lm, from {FEWEST_PROMPTS} prompts on",
     ),
-    Field("tok/rd", lambda row: row.tokens_per_round, ".2f", "tokens a round"),
-    Field("hits", lambda row: row.hit_rate, ".0%", "share of rounds whose new root had children in the token tree"),
-    Field("accept", lambda row: row.acceptance_rate, ".0%", "share of verified draft tokens that were accepted"),
-    Field(
-        "first",
-        lambda row: row.time_to_first_token,
-        ".0f",
-        "ms to the first token, prefill included",
-        scale=1e3,
-    ),
+    _median("tok/rd", "tokens_per_round", ".2f", "tokens a round"),
+    _median("hits", "hit_rate", ".0%", "share of rounds whose new root had children in the token tree"),
+    _median("accept", "acceptance_rate", ".0%", "share of verified draft tokens that were accepted"),
+    _median("first", "time_to_first_token", ".0f", "ms to the first token, prefill included", scale=1e3),
     Field(
         "p95",
-        lambda row: row.inter_token_p95,
+        lambda row: row.inter_token(0.95),
         ".0f",
         "95% of the gaps between arrivals are shorter, ms; tokens of a round arrive at once",
         scale=1e3,
     ),
-    Field("busy", lambda row: row.target_busy, ".0%", "share of the time that the target works"),
-    Field("µs", lambda row: row.overhead_per_round, ".0f", "time of a round beyond the target's forward", scale=1e6),
+    _median("busy", "target_busy", ".0%", "share of the time that the target works"),
+    _median("µs", "overhead_per_round", ".0f", "time of a round beyond the target's forward", scale=1e6),
     Field(
         "exact",
         _compared,
@@ -243,11 +261,27 @@ def _checks(rows: Sequence[BenchRow]) -> Iterator[Check]:
             yield Check(name, "warn", text, "use a faster or quieter machine, or a slower profile")
 
 
+_VALUES = (
+    *("contender", "draft_tokens", "temperature", "tokens_per_second", "best_baseline"),
+    *("checked", "deviating", "ties", "rival", "overruns"),
+)
+
+
 def _values(row: BenchRow) -> dict[str, Any]:
     """A row as JSON values; an interval has its bounds by name."""
-    ratios = {baseline: _ratio(ratio) for baseline, ratio in row.ratios.items()}
-    best = row.over_best and _ratio(row.over_best)
-    return {**asdict(row), "quartiles": row.quartiles._asdict(), "over_best": best, "ratios": ratios}
+    speeds = [one.tokens_per_second for one in row.generations]
+    return {
+        **{name: getattr(row, name) for name in _VALUES},
+        **{name: row.median(name) for name in FIGURES},
+        "generations": len(speeds),
+        "quartiles": row.quartiles._asdict(),
+        "slowest": min(speeds),
+        "fastest": max(speeds),
+        "inter_token_p50": row.inter_token(0.5),
+        "inter_token_p95": row.inter_token(0.95),
+        "over_best": row.over_best and _ratio(row.over_best),
+        "ratios": {baseline: _ratio(ratio) for baseline, ratio in row.ratios.items()},
+    }
 
 
 def _ratio(ratio: Ratio) -> dict[str, Any]:
@@ -302,21 +336,11 @@ def _pace(profile: DeviceProfile) -> str:
 
 # Panels ----------------------------------------------------------------------------------------------
 
-_DODGE = 0.1
-"""Distance of neighbouring lines on the K axis, so that whiskers do not cover each other."""
 
-
-def _panels(rows: Sequence[BenchRow]) -> tuple[tuple[Panel, ...], ...]:
-    """Bars by contender, with the fastest K of each line; where K or the temperature has several values, also a sweep
-    over it. Rows with wrong tokens or overruns have no bar and no point."""
+def _panels(rows: Sequence[BenchRow]) -> tuple[Panel, ...]:
+    """Bars by contender, with the fastest K of each line, at each temperature."""
     best = best_of_each_line(rows)
-    by_temperature = _by(rows, lambda row: row.temperature)
-    groups = [tuple(_bars(temperature, best) for temperature in by_temperature)]
-    if any(len({row.draft_tokens for row in points}) > 1 for points in _by_line(rows).values()):
-        groups.append(tuple(_draft_token_sweep(*each) for each in by_temperature.items()))
-    if len(by_temperature) > 1:
-        groups.append((_temperature_sweep(best),))
-    return tuple(groups)
+    return tuple(_bars(temperature, best) for temperature in dict.fromkeys(row.temperature for row in rows))
 
 
 def _bars(temperature: float, best: Sequence[BenchRow]) -> Panel:
@@ -335,94 +359,6 @@ def _bars(temperature: float, best: Sequence[BenchRow]) -> Panel:
     return Panel(title=f"temperature {temperature:g}", x=x, bars=tuple(bars))
 
 
-def _draft_token_sweep(temperature: float, rows: Sequence[BenchRow]) -> Panel:
-    """Tokens/s over K at one temperature. Contenders without a K are levels."""
-    lines = _by_line(rows)
-    return Panel(
-        title=f"K at temperature {temperature:g}; whiskers: quartiles over prompts",
-        x="K, draft tokens a round",
-        y="tokens/s",
-        lines=tuple(
-            _line(
-                name,
-                [((row.draft_tokens or 0) + _DODGE * (index - (len(lines) - 1) / 2), row) for row in points],
-                lambda row: row.tokens_per_second,
-                lambda row: row.quartiles,
-            )
-            for index, (name, points) in enumerate(lines.items())
-        ),
-        levels=tuple(
-            Line(f"{row.contender}, no K", ((0, row.tokens_per_second),), look=_look(row), baseline=_is_baseline(row))
-            for row in rows
-            if row.draft_tokens is None and row.valid
-        ),
-        ticks=tuple(sorted({float(row.draft_tokens) for row in rows if row.draft_tokens is not None})),
-    )
-
-
-def _temperature_sweep(best: Sequence[BenchRow]) -> Panel:
-    """Speed-up over mlx-lm's plain decoding by temperature. `best` has the best K of each line."""
-    known = [row for row in best if row.valid and PLAIN in row.ratios and _label(row) != PLAIN]
-    return Panel(
-        title=f"speed-up over {PLAIN}'s plain decoding; whiskers: 95% intervals",
-        x="temperature",
-        y=f"tokens/s relative to {PLAIN}",
-        lines=tuple(
-            _line(
-                name,
-                [(row.temperature, row) for row in points],
-                lambda row: row.ratios[PLAIN].median,
-                lambda row: row.ratios[PLAIN].interval or Interval(*(row.ratios[PLAIN].median,) * 2),
-            )
-            for name, points in _by(known, _label).items()
-        ),
-        levels=(Line(PLAIN, ((0.0, 1.0),), baseline=True),),
-        ticks=tuple(sorted({row.temperature for row in best})),
-    )
-
-
-def _line(
-    name: str,
-    points: Sequence[tuple[float, BenchRow]],
-    value: Callable[[BenchRow], float],
-    bounds: Callable[[BenchRow], Interval],
-) -> Line:
-    first = points[0][1]
-    return Line(
-        name,
-        tuple((x, value(row)) for x, row in points),
-        tuple((bounds(row).low, bounds(row).high) for _, row in points),
-        look=_look(first),
-        baseline=_is_baseline(first),
-        dashed=first.draft_tokens is None and _is_baseline(first),
-    )
-
-
-def _look(row: BenchRow) -> str:
-    return line_and_draft_tokens(row.contender)[0]
-
-
-def _label(row: BenchRow) -> str:
-    return _look(row) if row.draft_tokens is None else f"{_look(row)}, best K"
-
-
-def _is_baseline(row: BenchRow) -> bool:
-    return row.contender.startswith(PLAIN)
-
-
-def _by(rows: Sequence[BenchRow], key: Callable[[BenchRow], Any]) -> dict[Any, list[BenchRow]]:
-    found: dict[Any, list[BenchRow]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
-
-
-def _by_line(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
-    """The valid rows of each line that has a K, by K."""
-    known = [row for row in rows if row.draft_tokens is not None and row.valid]
-    return _by(sorted(known, key=lambda row: row.draft_tokens or 0), _look)
-
-
 # Recorded texts, for paced contenders -------------------------------------------------------------
 
 _FILE = "texts.jsonl"
@@ -439,7 +375,7 @@ def recorded(plan: BenchPlan, requests: Sequence[BenchRequest], on_text: Callabl
     folder = cache_folder() / "recorded-texts" / _name(fingerprint, tasks)
     path = made_once(folder, lambda unfinished: _record(target, fingerprint, tasks, on_text).write(unfinished / _FILE))
     RecordedTexts.read(path / _FILE, fingerprint)
-    outputs = plan.models().outputs_read(plan.drafters)
+    outputs = plan.models().outputs_read
     if outputs:
         _record_features(target, path / _FILE, outputs)
     return path / _FILE

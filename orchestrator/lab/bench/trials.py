@@ -10,32 +10,37 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import PlacementChoice
-from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, PipelineContender
-from orchestrator.lab.bench.llama_cpp import PACED, LlamaCppContender, OnRivalAbsent, open_llama_cpp
-from orchestrator.lab.bench.measurement import BenchRequest, Measurement, schedule, settings
-from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.names import (
+from orchestrator.lab.bench.contender import (
     AUTOREGRESSIVE,
     CORE_ML_DRAFT,
+    LLAMA_CPP,
     LOOKUP,
     ONE_DEVICE,
     PLAIN,
     RANDOM_DRAFT,
     TARGET_CORES,
     WITHOUT_LOOKUP,
+    BenchRequest,
+    Contender,
+    GenerationTask,
+    InDeviceTime,
+    Measurement,
+    PipelineContender,
     contender_name,
-    drafter_name,
+    schedule,
+    settings,
 )
-from orchestrator.lab.bench.plan import CHAINS, BenchPlan
+from orchestrator.lab.bench.llama_cpp import PACED, LlamaCppContender, OnRivalAbsent, open_llama_cpp
+from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
+from orchestrator.lab.bench.plan import CHAINS, BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.machine.drafts.draft_choice import first_engine
+from orchestrator.lab.findings import Listener
 from orchestrator.machine.hardware import gpu_working_set, usable_cores
 from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.text.chat_template import chat_prompt
 from orchestrator.text.tokenizer import TextCodec
-from protocol.contracts.engines import AUTO, DraftEngineName
+from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 
@@ -45,26 +50,21 @@ class PipelineEntry(NamedTuple):
 
     line: str
     strategy: str
-    engine: DraftEngineName = "mlx"
+    engine: DraftEngineName | None = None
+    """None: the draft's own."""
     lookup: bool = True
     placement: PlacementChoice = "auto"
-    draft: Path | None = None
-    """Of a draft that is compared with the plan's own."""
     draft_tokens: tuple[int | None, ...] = (None,)
     """None: the K of the pipeline's options, or a strategy without a K."""
 
     def settings(self, models: BenchModels) -> PipelineSettings:
         """Of its pipeline."""
-        settings = models.settings(self.strategy, self.engine).changed(
-            lookup="on" if self.lookup else "off", placement=self.placement
-        )
-        if self.draft is None:
-            return settings
-        return settings.changed(draft=self.draft, draft_scale=models.draft_scale(self.draft))
+        settings = models.settings(self.strategy, self.engine)
+        return settings.changed(lookup="on" if self.lookup else "off", placement=self.placement)
 
 
-def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
-    """The plan's strategies, then the controls of a comparison of drafts."""
+def entries(plan: BenchPlan, *, trained: bool = False) -> Iterator[PipelineEntry]:
+    """The plan's strategies, then the controls of a comparison of drafts. `trained`: as of `BenchModels`."""
     for strategy in plan.strategies:
         counts = _chain_lengths(plan, strategy)
         yield PipelineEntry(strategy, strategy, draft_tokens=counts)
@@ -73,32 +73,13 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
             yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
     if plan.core_ml_draft:
         yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
-    for draft in plan.drafters:
-        yield from _with_drafter(plan, draft)
     if plan.controls and set(plan.strategies) != {AUTOREGRESSIVE}:
-        yield from _controls(plan)
-
-
-def _slow_motion(plan: BenchPlan) -> float:
-    return 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
-
-
-def _with_drafter(plan: BenchPlan, draft: Path) -> Iterator[PipelineEntry]:
-    """The plan's strategies with this draft, and `adaptive` with it alone."""
-    engine = first_engine(AUTO, str(draft))
-    for strategy in plan.strategies:
-        if strategy not in (AUTOREGRESSIVE, LOOKUP):
-            counts = _chain_lengths(plan, strategy)
-            yield PipelineEntry(drafter_name(strategy, draft), strategy, engine, draft=draft, draft_tokens=counts)
-    yield PipelineEntry(drafter_name(WITHOUT_LOOKUP, draft), "adaptive", engine, lookup=False, draft=draft)
-
-
-def _controls(plan: BenchPlan) -> Iterator[PipelineEntry]:
-    """They tell what the draft, and what prompt lookup, is worth."""
-    yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
-    if LOOKUP not in plan.strategies:
-        yield PipelineEntry(LOOKUP, LOOKUP)
-    yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
+        # They tell what the draft, and what prompt lookup, is worth.
+        yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
+        if LOOKUP not in plan.strategies:
+            yield PipelineEntry(LOOKUP, LOOKUP)
+        if not trained:
+            yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
 
 
 def _chain_lengths(plan: BenchPlan, strategy: str) -> tuple[int | None, ...]:
@@ -152,23 +133,24 @@ def bench_lines(
     models = plan.models()
     target = 0 if recorded is not None else ModelFolder(models.target).size
     draft = ModelFolder(models.draft).size
+    counts = () if models.trained else plan.draft_tokens
     profile = None if plan.pace is None else load_profile(plan.pace)
     return [
         *(
             BenchLine(
-                target + (draft if plan.draft_tokens else 0),
-                partial(_baseline, name, cores, plan, models, profile, on_start, recorded),
+                target + (draft if counts else 0),
+                partial(_baseline, name, cores, counts, models, profile, on_start, recorded),
             )
             for name, cores in baseline_cores(once=profile is not None or not plan.controls).items()
         ),
         *(
             BenchLine(
-                target + models.draft_bytes(entry.strategy, entry.engine, entry.draft),
+                target + models.draft_bytes(entry.strategy, entry.engine),
                 partial(_pipeline, entry, plan, models, longest, on_start, recorded),
             )
-            for entry in entries(plan)
+            for entry in entries(plan, trained=models.trained)
         ),
-        *(BenchLine(target, partial(_rival, name, plan, models, on_start, on_absent)) for name in plan.rivals),
+        *([BenchLine(target, partial(_rival, plan, models, on_start, on_absent))] if plan.rivals else []),
     ]
 
 
@@ -185,21 +167,21 @@ def baseline_cores(once: bool) -> dict[str, tuple[int, ...]]:
 def _baseline(
     name: str,
     cores: Sequence[int],
-    plan: BenchPlan,
+    counts: Sequence[int],
     models: BenchModels,
     profile: DeviceProfile | None,
     on_start: OnStart,
     recorded: Path | None,
 ) -> Iterator[AwaitContenders]:
-    """mlx-lm's plain decoding and its speculative decoding for each K."""
-    draft = str(models.draft) if plan.draft_tokens else ""
+    """mlx-lm's plain decoding and its speculative decoding for each K of `counts`."""
+    draft = str(models.draft) if counts else ""
     with running(str(models.target), draft, profile, cores, recorded) as process:
 
         def ready() -> list[Contender]:
             on_start(name)
             process.await_ready()
             ends = sorted(TextCodec(models.target).eos)
-            return [MlxLmContender(process, count, ends, name) for count in (0, *plan.draft_tokens)]
+            return [MlxLmContender(process, count, ends, name) for count in (0, *counts)]
 
         yield ready
 
@@ -230,12 +212,12 @@ def _pipeline(
 
 @contextmanager
 def _rival(
-    name: str, plan: BenchPlan, models: BenchModels, on_start: OnStart, on_absent: OnRivalAbsent
+    plan: BenchPlan, models: BenchModels, on_start: OnStart, on_absent: OnRivalAbsent
 ) -> Iterator[AwaitContenders]:
     with ExitStack() as stack:
         contenders: list[LlamaCppContender] = []
         if plan.pace is not None:
-            on_absent(name, PACED)
+            on_absent(LLAMA_CPP, PACED)
         else:
             contenders += open_llama_cpp(plan.target, models.target, stack, on_start, on_absent)
         yield lambda: [*contenders]
@@ -252,51 +234,34 @@ def _require_room(context: int, longest: int, max_tokens: int) -> None:
 WARM_UP_TOKENS = 16
 """Generated by each contender at each temperature before anything is measured."""
 
-OnBenchProgress = Callable[[str], None]
-"""Called with the name of a contender that starts or that has finished a generation."""
-
 
 def run(
     plan: BenchPlan,
     requests: Sequence[BenchRequest],
-    on_start: OnBenchProgress,
-    on_count: Callable[[int], None],
-    on_generation: OnBenchProgress,
+    watch: Listener,
     on_absent: OnRivalAbsent,
-    on_note: Callable[[str], None],
     recorded: Path | None = None,
 ) -> tuple[list[Measurement], list[str]]:
-    """All measurements, and the contenders' names in the order of the table.
-
-    `on_count` is called with the number of generations known so far, whenever contenders have been opened. `on_note`
-    is called with a sentence if the contenders can't be measured alternately. `recorded`: file of the target's texts,
-    which every contender replays.
-    """
+    """All measurements, and the contenders' names in the order of the table. `recorded`: file of the target's texts,
+    which every contender replays."""
     longest = max(len(request.tokens) for request in requests)
-    lines = bench_lines(plan, longest, on_start, on_absent, recorded)
-    slow_motion = _slow_motion(plan)
+    lines = bench_lines(plan, longest, watch.starting, on_absent, recorded)
+    slow_motion = 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
     measurements: list[Measurement] = []
     names: list[str] = []
-    count = 0
     together = groups(lines, gpu_working_set())
     if len(together) > 1:
-        on_note(IN_TURNS)
+        watch.note(IN_TURNS)
     for group in together:
         with resident(group) as contenders:
             if slow_motion != 1.0:
                 contenders = [InDeviceTime(contender, slow_motion) for contender in contenders]
-            count += generations(contenders, plan, len(requests))
-            on_count(count)
             names += [contender.name for contender in contenders]
+            watch.total(len(names) * len(plan.temperatures) * plan.repeats * len(requests))
             # A rival that can't run has no contenders.
             if contenders:
-                measurements += measured(contenders, requests, plan, on_generation)
+                measurements += measured(contenders, requests, plan, watch.finished)
     return measurements, names
-
-
-def generations(contenders: Sequence[Contender], plan: BenchPlan, requests: int) -> int:
-    """Number of generations that are measured."""
-    return len(contenders) * len(plan.temperatures) * plan.repeats * requests
 
 
 def encoded(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[tuple[int, ...]]:
@@ -311,26 +276,21 @@ def encoded(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[tuple[int, 
     return tokens
 
 
-def count_answers(prompts: Sequence[BenchPrompt]) -> int:
-    """Number of answers that `requests_of` lets the target give."""
-    return sum(len(prompt.later) for prompt in prompts)
-
-
-def requests_of(
-    prompts: Sequence[BenchPrompt], plan: BenchPlan, on_answer: Callable[[], None] = lambda: None
-) -> list[BenchRequest]:
+def requests_of(prompts: Sequence[BenchPrompt], plan: BenchPlan, watch: Listener) -> list[BenchRequest]:
     """A request for every turn of the prompts.
 
     Before a later turn stands the target's own answer to the turn before it, at temperature 0 and of at most
-    `max_tokens`. So every contender and every temperature has the same requests. `on_answer` is called after each
-    answer. Raises InputError for a prompt without tokens.
+    `max_tokens`. So every contender and every temperature has the same requests. Raises InputError for a prompt
+    without tokens.
     """
     found = [
         BenchRequest(tokens, index, 0, prompt.category)
         for index, (prompt, tokens) in enumerate(zip(prompts, encoded(prompts, plan), strict=True))
     ]
-    if not count_answers(prompts):
+    answers = sum(len(prompt.later) for prompt in prompts)
+    if not answers:
         return found
+    watch.begin(answers, "the target, to answer the first turns")
     models = plan.models()
     target = str(models.target)
     with Pipeline(settings=models.settings("adaptive")) as pipeline:
@@ -342,7 +302,7 @@ def requests_of(
                 conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": message}]
                 tokens = tuple(chat_prompt(target, conversation))
                 found.append(BenchRequest(tokens, first.prompt, turn, prompt.category))
-                on_answer()
+                watch.finished("Answering the first turns")
     return sorted(found, key=lambda request: (request.prompt, request.turn))
 
 
@@ -355,7 +315,7 @@ def measured(
     contenders: Sequence[Contender],
     requests: Sequence[BenchRequest],
     plan: BenchPlan,
-    on_generation: OnBenchProgress,
+    on_generation: Callable[[str], None],
 ) -> list[Measurement]:
     """Warm up every contender, then measure one generation at a time: the other contenders are idle."""
     for temperature in plan.temperatures:

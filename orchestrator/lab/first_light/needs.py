@@ -2,8 +2,7 @@
 
 from orchestrator.lab.first_light.stages import LightSettings, Need, Stage
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.pairs.expectations import fits
-from orchestrator.machine.pairs.recommended_pairs import pairs
+from orchestrator.machine.pairs.recommended_pairs import fits, pairs
 
 
 def lacking(stage: Stage, settings: LightSettings) -> str:

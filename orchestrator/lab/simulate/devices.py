@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.worker.pacing import DevicePace
 
@@ -23,9 +21,9 @@ class Devices:
     @classmethod
     def of(cls, profile: DeviceProfile) -> "Devices":
         return cls(
-            target=profile.target.pace(),
-            draft=profile.draft.pace(),
-            baseline_draft=profile.draft_on_target_device.pace(),
+            target=profile.target.pace(profile.slow_motion),
+            draft=profile.draft.pace(profile.slow_motion),
+            baseline_draft=profile.draft_on_target_device.pace(profile.slow_motion),
             slow_down=profile.both_busy.factor,
         )
 
@@ -54,8 +52,3 @@ class Wires:
 
     target: Wire = field(default_factory=Wire)
     draft: Wire = field(default_factory=Wire)
-
-
-def stretched(pace: DevicePace, factor: float) -> DevicePace:
-    """A device whose times are `factor` times as long."""
-    return msgspec.structs.replace(pace, slow_down=pace.slow_down * factor)

@@ -10,9 +10,8 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.lab.findings import Bar, Field, Findings, Panel, Table, tabulated
-from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, Language, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
-from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.messages.base import NodeId
@@ -247,7 +246,7 @@ def plan_findings(
         title=f"Predicted for {profile.name}",
         conditions=(f"Predicted for {profile.name}: {profile.description}.",),
         tables=tuple(_plan_table(*plan) for plan in plans),
-        panels=(tuple(_bars(scenario, predictions) for scenario, predictions, _ in plans),),
+        panels=tuple(_bars(scenario, predictions) for scenario, predictions, _ in plans),
         figures={
             "profile": profile.name,
             "plans": [

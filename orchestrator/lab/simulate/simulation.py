@@ -22,10 +22,9 @@ from orchestrator.core.commands import (
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Task, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
+from orchestrator.lab.simulate.acceptance import Language
 from orchestrator.lab.simulate.devices import Wire, Wires
-from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock
-from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
+from orchestrator.lab.simulate.worker_host import BuildWorker, Contention, SimulatedWorker, VirtualClock, WorkerHost
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.sampling import Likelihood, Sampling

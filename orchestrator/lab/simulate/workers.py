@@ -11,8 +11,8 @@ from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.lab.simulate.acceptance import VOCABULARY, Language
 from orchestrator.lab.simulate.devices import Devices, Wires
-from orchestrator.lab.simulate.language import VOCABULARY, Language
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from protocol.inference.tree_sequence import Tokens, TreeSequence

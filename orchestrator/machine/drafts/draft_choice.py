@@ -195,7 +195,7 @@ def measured_pair(target: str | None, draft: str | None, on_progress: OnProgress
     if draft is not None and (drafter := read_drafter(resolve(draft, "draft", on_progress))) is not None:
         raise InputError(
             f"{draft} holds {drafter.name}, and the draft that is measured here is a language model: choose one in "
-            f"mlx-lm's format. `launch-pipeline bench drafters {draft}` measures trained drafters."
+            f"mlx-lm's format. `launch-pipeline bench --draft {draft}` measures trained drafters."
         )
     return pair_for(target, "mlx", draft, on_progress)
 

@@ -264,17 +264,6 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             sequence_seconds=self.sequence.milliseconds / 1000 if self.sequence else 0.0,
         )
 
-    def slower(self, factor: float) -> "DeviceTimes":
-        steps = tuple(replace(step, milliseconds=factor * step.milliseconds) for step in self.steps)
-        prefill = replace(self.prefill, tokens_per_second=self.prefill.tokens_per_second / factor)
-        context, sequence = self.context, self.sequence
-        if context is not None:
-            slower = factor * context.milliseconds_per_1000_tokens
-            context = replace(context, milliseconds_per_1000_tokens=slower)
-        if sequence is not None:
-            sequence = replace(sequence, milliseconds=factor * sequence.milliseconds)
-        return replace(self, prefill=prefill, steps=steps, context=context, sequence=sequence)
-
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Both models on their devices."""
@@ -288,23 +277,12 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """In turns with the target."""
     both_busy: SlowDown
     slow_motion: Annotated[float, Meta(ge=1.0, le=_SLOWEST)] = 1.0
-    """How many times longer than on the device the times here are."""
+    """How many times longer than on the device everything takes here."""
 
     def slower(self, factor: float) -> "DeviceProfile":
         """The same device in slow motion, for models that are slower here than there."""
-        return replace(
-            self,
-            name=f"{self.name}{_SLOW_MOTION}{factor:g}",
-            target=self.target.slower(factor),
-            draft=self.draft.slower(factor),
-            draft_on_target_device=self.draft_on_target_device.slower(factor),
-            slow_motion=factor * self.slow_motion,
-        )
-
-    def with_draft(self, scale: float) -> "DeviceProfile":
-        """The same device with a draft whose forwards take `scale` times as long."""
-        own, turns = self.draft.slower(scale), self.draft_on_target_device.slower(scale)
-        return self if scale == 1.0 else replace(self, draft=own, draft_on_target_device=turns)
+        name = f"{self.name}{_SLOW_MOTION}{factor:g}"
+        return replace(self, name=name, slow_motion=factor * self.slow_motion)
 
 
 def load_profile(name: str) -> DeviceProfile:
@@ -389,7 +367,7 @@ def worker_pace(
     both = drafts and not apart and not shared and STRATEGIES[options.strategy].caches
     draft = profile.draft_on_target_device if shared else profile.draft
     times = draft if role == "draft" else profile.target
-    return times.pace(profile.both_busy.factor if both else 1.0)
+    return times.pace(profile.slow_motion * (profile.both_busy.factor if both else 1.0))
 
 
 def _text(path: Path) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.core.commands import Command, Pardon, Reject, Replace
 from orchestrator.core.events import Event, Submitted
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.language import VOCABULARY
+from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.worker_host import BuildWorker, Work
 from orchestrator.lab.simulate.workers import ModelledTarget
 from protocol.messages.base import NodeId, SequenceId

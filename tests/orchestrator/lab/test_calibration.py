@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.measurements import calibrate as command
-from orchestrator.lab.calibration import calibrate
-from orchestrator.lab.calibration.calibrate import (
+from orchestrator.lab import calibration
+from orchestrator.lab.calibration import (
     WIDTHS,
     Times,
     device_times,
@@ -21,7 +21,7 @@ from orchestrator.lab.calibration.calibrate import (
     slow_down_of,
     to_toml,
 )
-from orchestrator.lab.calibration.worker_harness import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
+from orchestrator.lab.worker_harness import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
 from protocol.errors import InputError
 from protocol.messages.base import Role
@@ -128,8 +128,8 @@ class WorkersHere:
 
 def test_steps_at_once_are_measured_without_long_prompts(monkeypatch: pytest.MonkeyPatch):
     workers = WorkersHere()
-    monkeypatch.setattr(calibrate, "_harness", lambda *_: nullcontext(workers))
-    times = calibrate.both_at_once(Path("t"), Path("d"), "mlx", samples=1, notice=lambda _: None)
+    monkeypatch.setattr(calibration, "_harness", lambda *_: nullcontext(workers))
+    times = calibration.both_at_once(Path("t"), Path("d"), "mlx", samples=1, notice=lambda _: None)
 
     assert min(times) > 0.0
     assert set(workers.prompts) == {PROMPT_TOKENS}

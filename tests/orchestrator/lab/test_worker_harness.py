@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from orchestrator.core.options import Options
-from orchestrator.lab.calibration.worker_harness import WorkerHarness
+from orchestrator.lab.worker_harness import WorkerHarness
 from orchestrator.machine.neural_engine.examination import Limits
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from orchestrator.lab.simulate.language import VOCABULARY
+from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import NodeId, SequenceId

@@ -14,9 +14,8 @@ from orchestrator.core.events import Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, Language, ModelledLanguage, random_token
 from orchestrator.lab.simulate.devices import Wire, Wires
-from orchestrator.lab.simulate.language import Language, random_token
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
 from orchestrator.lab.simulate.workers import ModelledDraft

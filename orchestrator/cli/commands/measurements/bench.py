@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
@@ -19,8 +20,10 @@ from orchestrator.cli.pipeline_options import (
 )
 from orchestrator.cli.pipelines import ConversionBar, print_notes
 from orchestrator.cli.report import show
-from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
+from orchestrator.lab.bench.contender import LLAMA_CPP
+from orchestrator.lab.bench.forwards import ORDER
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
+from orchestrator.lab.forwards import LAYER_KINDS, LayerKind
 from orchestrator.lab.report import ProgressBar
 from protocol.ineffective import Ineffective
 
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.lab.bench.prompts import BenchPrompt
 
-_COMPARED, _AT_ONCE = "ar,sd,ssd,adaptive", "ar,adaptive"
 _LIMIT = 11
 """Shipped messages of a comparison without --limit: one of each category."""
 _REPEATS = 3
@@ -80,12 +82,6 @@ _temperature_option = click.option(
 )
 
 
-_draft_tokens_option = click.option(
-    "--draft-tokens",
-    default=DEFAULT_DRAFT_TOKENS,
-    show_default=True,
-    help="Every K of mlx-lm's speculation, of sd and of ssd; 0 leaves the former out and takes one K for the others.",
-)
 _requests_options = _joined(
     pair_option,
     target_option,
@@ -106,39 +102,6 @@ _requests_options = _joined(
     click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True),
     pace_option,
 )
-_comparison_options = _joined(
-    _requests_options,
-    click.option(
-        "--temperature",
-        type=float,
-        multiple=True,
-        help="May be given several times.  [default: 0 and 1]",
-    ),
-    _repeats_option(1),
-    _draft_tokens_option,
-    _strategies_option(_COMPARED),
-    click.option(
-        "--no-controls",
-        "controls",
-        flag_value=False,
-        default=True,
-        help="Leave out adaptive without prompt lookup, prompt lookup alone, a draft that guesses blindly, and mlx-lm "
-        "on the cores of our target.",
-    ),
-    click.option(
-        "--rivals",
-        metavar="NAME",
-        help="Also other software: llama.cpp, if llama-server is on the PATH.",
-    ),
-    option(
-        "--replay",
-        Ineffective("without a pace the target takes its own time", pace=None),
-        is_flag=True,
-        help="With --pace, for a slow target: record its texts once, then replay them.",
-    ),
-)
-_COMPARISON_BRIEF = "pair target draft prompts limit max-tokens temperature strategies draft-tokens plot json"
-_plot_option = click.option("--plot", metavar="FILE", type=Destination(".png"), help="Also write a PNG.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 
 
@@ -151,16 +114,47 @@ def bench() -> None:
     \b
     launch-pipeline bench
     launch-pipeline bench --prompts prompts.jsonl --json > figures.json
-    launch-pipeline bench requests 1,4 --draft-tokens 2
+    launch-pipeline bench requests 1,4
     """
 
 
-@bench.command(cls=BriefCommand, brief=_COMPARISON_BRIEF)
-@_comparison_options
-@_plot_option
+@bench.command(
+    cls=BriefCommand,
+    brief="pair target draft prompts limit max-tokens temperature strategies draft-tokens plot json",
+)
+@_requests_options
+@click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
+@_repeats_option(1)
+@click.option(
+    "--draft-tokens",
+    default=DEFAULT_DRAFT_TOKENS,
+    show_default=True,
+    help="Every K of mlx-lm's speculation, of sd and of ssd; 0 leaves the former out and takes one K for the others.",
+)
+@_strategies_option("ar,sd,ssd,adaptive")
+@click.option(
+    "--no-controls",
+    "controls",
+    flag_value=False,
+    default=True,
+    help="Leave out adaptive without prompt lookup, prompt lookup alone, a draft that guesses blindly, and mlx-lm on "
+    "the cores of our target.",
+)
+@click.option(
+    "--rivals",
+    type=click.Choice((LLAMA_CPP,)),
+    help="Also other software: llama.cpp, if llama-server is on the PATH.",
+)
+@option(
+    "--replay",
+    Ineffective("without a pace the target takes its own time", pace=None),
+    is_flag=True,
+    help="With --pace, for a slow target: record its texts once, then replay them.",
+)
+@click.option("--plot", metavar="FILE", type=Destination(".png"), help="Also write a PNG.")
 @_json_option
 @stays_awake
-def strategies(**options: Any) -> None:
+def strategies(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
     Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Ratios are to mlx-lm at
@@ -175,24 +169,14 @@ def strategies(**options: Any) -> None:
     launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2
     launch-pipeline bench --rivals llama.cpp --temperature 0
     """
+    from orchestrator.lab.bench.strategies import measure
+
     print_notes(without_effect())
-    _compare(**options)
-
-
-@bench.command(cls=BriefCommand, brief=_COMPARISON_BRIEF)
-@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True)
-@_comparison_options
-@_plot_option
-@_json_option
-@stays_awake
-def drafters(folders: tuple[str, ...], **options: Any) -> None:
-    """Compare the drafts in these FOLDERs, of any kind, with the pair's own, under the same strategies.
-
-    \b
-    launch-pipeline bench drafters my-draft eagle3 --temperature 0
-    """
-    print_notes(without_effect())
-    _compare(drafters=",".join(folders), **options)
+    plan = _plan(options)
+    prompts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
+    with ProgressBar() as bar:
+        found = measure(plan, prompts, bar)
+    show(found, as_json, plot)
 
 
 @bench.command()
@@ -222,15 +206,14 @@ def reuse(path: Path | None, limit: int | None, as_json: bool, **options: Any) -
 @_requests_options
 @_temperature_option
 @_repeats_option(_REPEATS)
-@_draft_tokens_option
-@_strategies_option(_AT_ONCE)
+@_strategies_option("ar,adaptive")
 @_json_option
 @stays_awake
 def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
     """Measure N requests at once, for instance 1,2,4,8: the speed of all together, and how long one waits that joins.
 
     \b
-    launch-pipeline bench requests 1,4 --draft-tokens 2 --temperature 0
+    launch-pipeline bench requests 1,4 --temperature 0
     """
     from orchestrator.lab.bench.requests import measure, parse_requests
 
@@ -253,11 +236,11 @@ def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, *
     metavar="N",
     type=click.IntRange(min=1, max=65_000),
     multiple=True,
-    default=ComparisonOrder().contexts,
+    default=ORDER.contexts,
     show_default=True,
     help="Tokens before a forward. May be given several times.",
 )
-@_repeats_option(ComparisonOrder().samples)
+@_repeats_option(ORDER.samples)
 @_json_option
 @stays_awake
 def forwards(kinds: tuple[LayerKind, ...], contexts: tuple[int, ...], repeats: int, as_json: bool) -> None:
@@ -269,20 +252,10 @@ def forwards(kinds: tuple[LayerKind, ...], contexts: tuple[int, ...], repeats: i
     """
     from orchestrator.lab.bench.forwards import measure
 
-    order = ComparisonOrder(kinds=kinds or LAYER_KINDS, contexts=contexts, samples=repeats)
+    order = msgspec.structs.replace(ORDER, contexts=contexts, samples=repeats)
     with ProgressBar() as bar:
-        found = measure(order, bar)
+        found = measure(kinds or LAYER_KINDS, order, bar)
     show(found, as_json)
-
-
-def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.lab.bench.strategies import measure
-
-    plan = _plan(options)
-    prompts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
-    with ProgressBar() as bar:
-        found = measure(plan, prompts, bar)
-    show(found, as_json, plot)
 
 
 def _plan(options: dict[str, Any]) -> "BenchPlan":

@@ -41,8 +41,8 @@ def calibrate(out: Path | None, **options: Any) -> None:
     launch-pipeline calibrate --pair qwen2.5-3b --out mine.toml
     launch-pipeline bench --pace mine.toml
     """
-    from orchestrator.lab.calibration.calibrate import calibrate as measured
-    from orchestrator.lab.calibration.calibrate import findings, to_toml
+    from orchestrator.lab.calibration import calibrate as measured
+    from orchestrator.lab.calibration import findings, to_toml
 
     path = out or calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)

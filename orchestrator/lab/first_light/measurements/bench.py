@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.lab.bench import strategies
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.plan import BenchModels, BenchPlan
 from orchestrator.lab.findings import Findings, Listener
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.lab.first_light.needs import has_neural_engine

@@ -8,14 +8,13 @@ from typing import TypeAlias
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.lab.bench.contender import GenerationTask, PipelineContender
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.names import AUTOREGRESSIVE
+from orchestrator.lab.bench.contender import AUTOREGRESSIVE, GenerationTask, PipelineContender
+from orchestrator.lab.bench.plan import BenchModels
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Findings, Table
-from orchestrator.lab.first_light.forwards import WHOLE_FLOAT32, float32_copy
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.lab.first_light.stages import Asked, OnNotice
+from orchestrator.lab.forwards import WHOLE_FLOAT32, float32_copy
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.lab.bench.contender import GenerationTask, PipelineContender, TimedGeneration
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.names import AUTOREGRESSIVE
+from orchestrator.lab.bench.contender import AUTOREGRESSIVE, GenerationTask
+from orchestrator.lab.bench.plan import BenchModels
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Field, Findings, tabulated
-from orchestrator.lab.first_light.forwards import ForwardOrder, Loop, LoopTimed, examined
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.lab.first_light.stages import Asked
+from orchestrator.lab.forwards import ForwardOrder, Loop, LoopTimed, examined
+from protocol.messages.client import Statistics
 
 _PROMPT = 32
 _LOOPS: Mapping[Loop, str] = {
@@ -52,22 +52,21 @@ def measure(asked: Asked) -> Findings:
         (one.loop, one.width): one.milliseconds for one in examined(order) if isinstance(one, LoopTimed)
     }
     tasks = [GenerationTask(tokens, asked.sized(16, 96), 0.0, 0) for tokens in texts]
-    pipelines: dict[str, TimedGeneration] = {}
+    pipelines: dict[str, Statistics] = {}
     for strategy in (AUTOREGRESSIVE, "adaptive"):
         asked.notice(f"{strategy}, loading models")
         pipelines[strategy] = _last_decoded(models, strategy, tasks)
     return findings(loops, pipelines, measured_pair(models))
 
 
-def _last_decoded(models: BenchModels, strategy: str, tasks: Sequence[GenerationTask]) -> TimedGeneration:
+def _last_decoded(models: BenchModels, strategy: str, tasks: Sequence[GenerationTask]) -> Statistics:
     """The last of these texts, when the pipeline knows its costs."""
     with Pipeline(settings=models.settings(strategy), arena_memory=0) as pipeline:
-        contender = PipelineContender(strategy, pipeline)
-        return [contender.generate(task) for task in tasks][-1]
+        return [pipeline.generate(task.tokens, task.sampling()) for task in tasks][-1].statistics
 
 
 def findings(
-    loops: Mapping[tuple[Loop, int], float], pipelines: Mapping[str, TimedGeneration], notes: Sequence[str]
+    loops: Mapping[tuple[Loop, int], float], pipelines: Mapping[str, Statistics], notes: Sequence[str]
 ) -> Findings:
     """`loops`: milliseconds of a round by loop and width. `pipelines`: by strategy."""
     gaps = {width: max(0.0, loops["waited", width] - loops["ahead", width]) for loop, width in loops if loop == "ahead"}
@@ -80,7 +79,7 @@ def findings(
     for strategy, timed in pipelines.items():
         plain = strategy == AUTOREGRESSIVE
         round = 1e3 * timed.tokens_per_round / timed.tokens_per_second
-        messages = 1e3 * (timed.overhead_per_round or 0.0)
+        messages = 1e3 * timed.overhead_per_round
         idle = max(0.0, round - ahead) if plain else gaps[max(gaps)] + messages
         rows.append(
             _Row(f"pipeline, {strategy}", "1" if plain else "several", round, idle, messages, timed.target_busy)

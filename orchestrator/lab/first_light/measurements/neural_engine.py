@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.lab.findings import Cell, Findings, Table, Value
-from orchestrator.lab.first_light.forwards import ForwardOrder, examined
 from orchestrator.lab.first_light.measurements.texts import plan
 from orchestrator.lab.first_light.stages import Asked
+from orchestrator.lab.forwards import ForwardOrder, examined
 from orchestrator.machine.check import Check
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import place_of

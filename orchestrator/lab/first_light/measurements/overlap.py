@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.calibration.calibrate import OVERLAP_WIDTHS, both_at_once
+from orchestrator.lab.bench.plan import BenchModels
+from orchestrator.lab.calibration import OVERLAP_WIDTHS, both_at_once
 from orchestrator.lab.findings import Findings, Table, Value
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan
 from orchestrator.lab.first_light.needs import has_neural_engine

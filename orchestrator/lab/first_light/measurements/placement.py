@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import PlacementChoice
-from orchestrator.lab.bench.contender import GenerationTask, PipelineContender, TimedGeneration
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.names import AUTOREGRESSIVE
+from orchestrator.lab.bench.contender import AUTOREGRESSIVE, GenerationTask, PipelineContender, TimedGeneration
+from orchestrator.lab.bench.plan import BenchModels
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Field, Findings, tabulated
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
@@ -38,8 +37,8 @@ class Decoded(NamedTuple):
     temperature: float
     rate: float
     """Tokens a second."""
-    target_busy: float | None
-    draft_busy: float | None
+    target_busy: float
+    draft_busy: float
 
 
 def measure(asked: Asked) -> Findings:
@@ -89,10 +88,14 @@ def _decoded(place: _Place, models: BenchModels, tasks: Sequence[GenerationTask]
 
 
 def _median(place: str, temperature: float, timed: Sequence[TimedGeneration]) -> Decoded:
-    busy = [one.target_busy for one in timed if one.target_busy is not None]
-    drafting = [one.draft_busy for one in timed if one.draft_busy is not None]
-    rate = median(one.tokens_per_second for one in timed)
-    return Decoded(place, temperature, rate, median(busy) if busy else None, median(drafting) if drafting else None)
+    figures = [one.statistics for one in timed if one.statistics is not None]
+    return Decoded(
+        place,
+        temperature,
+        rate=median(one.tokens_per_second for one in timed),
+        target_busy=median(one.target_busy for one in figures),
+        draft_busy=median(one.draft_busy for one in figures),
+    )
 
 
 def findings(found: Sequence[Decoded], notes: Sequence[str]) -> Findings:

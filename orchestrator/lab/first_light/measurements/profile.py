@@ -4,7 +4,7 @@ import datetime
 
 import msgspec
 
-from orchestrator.lab.calibration.calibrate import calibrate, findings, to_toml
+from orchestrator.lab.calibration import calibrate, findings, to_toml
 from orchestrator.lab.findings import AttachedFile, Findings
 from orchestrator.lab.first_light.needs import has_neural_engine
 from orchestrator.lab.first_light.stages import Asked

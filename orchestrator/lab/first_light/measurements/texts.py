@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.plan import BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.text.chat_template import own_template

@@ -4,22 +4,21 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.ties import TIE
 from orchestrator.lab.findings import Cell, Findings, Table
-from orchestrator.lab.first_light.forwards import (
+from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
+from orchestrator.lab.first_light.stages import Asked
+from orchestrator.lab.forwards import (
+    TIE,
     Compared,
     ForwardOrder,
     ForwardReport,
     ForwardsReady,
     ForwardTimed,
     Head,
-    LoopTimed,
     Precision,
     Ties,
     examined,
 )
-from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
-from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.pairs.recommended_pairs import pairs
@@ -171,5 +170,5 @@ def _words(precision: Precision, report: ForwardReport) -> str:
             return f"{precision}: ties, {head} head"
         case ForwardTimed(width, context):
             return f"{precision}: width {width} behind {context} tokens"
-        case LoopTimed(loop, width):
-            return f"{precision}: {loop}, {width} tokens"
+        case _:
+            return precision

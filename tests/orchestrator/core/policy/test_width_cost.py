@@ -15,9 +15,8 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import WidthCost
 from orchestrator.core.policy.expected_rate import best_count
-from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, Language, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.plan import GREEDY
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import Work

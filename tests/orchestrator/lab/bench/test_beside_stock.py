@@ -1,54 +1,50 @@
 """Laws of the comparison of forwards with mlx-lm's: ratios within a sample, aims, and the command in real processes."""
 
 import json
-from functools import partial
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.commands.measurements import bench as command
 from orchestrator.cli.commands.measurements.bench import bench
-from orchestrator.lab.bench.forwards import Built, ComparisonOrder, Sampled, figures_of
-
-BUILT = Built(kind="delta", architecture="qwen3_5", level="tree", parameters=290_000_000)
-
-
-def sampled(stock: float, chain: float, tree: float, undo: float) -> Sampled:
-    """One forward of 2 and of 8 tokens."""
-    by_name = {name: {2: time, 8: 2 * time} for name, time in (("stock", stock), ("chain", chain), ("tree", tree))}
-    return Sampled(kind="delta", context=256, **by_name, round=100.0, undo=undo)
+from orchestrator.lab.bench.figures import Ratio
+from orchestrator.lab.bench.forwards import KindFigures, chain_ratio, tree_ratio
+from orchestrator.lab.forwards import ForwardsReady, ForwardTimed
 
 
-def test_ratios_are_taken_within_a_sample():
-    # The machine is half as fast in every other sample.
-    samples = [sampled(100.0 * slow, 101.0 * slow, 110.0 * slow, 2.0) for slow in (1.0, 2.0) * 3]
-    figures = figures_of(BUILT, samples)
-
-    assert figures.widths[8].milliseconds == pytest.approx(300.0)
-    assert figures.widths[8].chain.median == pytest.approx(1.01)
-    assert figures.widths[8].chain.interval == pytest.approx((1.01, 1.01))
-    assert figures.undo.median == pytest.approx(0.02)
-    assert figures.missed == []
+def timed(width: int, stock: float, chain: float, tree: float) -> ForwardTimed:
+    """The machine is half as fast in every other sample."""
+    slow = (1.0, 2.0) * 3
+    return ForwardTimed(width, 256, *(tuple(time * each for each in slow) for time in (chain, tree, stock)))
 
 
-def test_two_tokens_are_a_chain_in_any_tree():
-    widths = figures_of(BUILT, [sampled(100.0, 100.0, 110.0, 2.0)]).widths
+def test_ratios_are_taken_within_a_sample_and_two_tokens_are_a_chain_in_any_tree():
+    wide, narrow = timed(8, 100.0, 101.0, 110.0), timed(2, 100.0, 101.0, 110.0)
 
-    assert widths[2].tree is None
-    assert widths[8].tree is not None
-    assert widths[8].tree.median == pytest.approx(1.1)
-    assert widths[8].chain.interval is None
-    assert widths[8].alone.median == pytest.approx(2.0)
+    assert chain_ratio(wide).median == pytest.approx(1.01)
+    assert chain_ratio(wide).interval == pytest.approx((1.01, 1.01))
+    assert tree_ratio(narrow) is None
+    found = tree_ratio(wide)
+    assert found is not None
+    assert found.median == pytest.approx(1.1)
 
 
-def test_a_missed_aim_is_named():
-    assert figures_of(BUILT, [sampled(100.0, 106.0, 106.0, 4.0)]).missed == ["2 tokens", "8 tokens", "undo"]
+@pytest.mark.parametrize(("chain", "undo", "missed"), [(104.0, 0.02, []), (106.0, 0.04, ["2 tokens", "undo"])])
+def test_a_missed_aim_is_named(chain: float, undo: float, missed: list[str]):
+    figures = KindFigures(
+        kind="delta",
+        model=ForwardsReady("GPU", "float16"),
+        context=256,
+        timed=[timed(2, 100.0, chain, 0.0)],
+        undo=Ratio(undo, None),
+    )
+    assert figures.missed == missed
 
 
 @pytest.mark.thorough
 def test_the_command_measures_random_models_in_a_process(monkeypatch: pytest.MonkeyPatch):
-    tiny = partial(ComparisonOrder, size="tiny", widths=(1, 4), round=4)
-    monkeypatch.setattr(command, "ComparisonOrder", tiny)
+    monkeypatch.setattr(command, "ORDER", msgspec.structs.replace(command.ORDER, size="tiny", timed=(1, 4), undone=4))
     arguments = ["forwards", "--kind", "delta", "--kind", "rwkv", "--repeats", "6", "--context", "24"]
     printed = CliRunner().invoke(bench, [*arguments, "--json"], catch_exceptions=False)
     found = json.loads(printed.stdout)

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.lab.bench import contender
 from orchestrator.lab.bench.contender import Family, GenerationTask, InDeviceTime, PipelineContender, TimedGeneration
+from tests.support.bench_measurements import statistics
 
 
 class _Stream:
@@ -30,11 +31,7 @@ class _Stream:
             self.tokens += count
             yield "text"
         self._clock[0] += 1.0
-        figures = dict.fromkeys(
-            ("hit_rate", "acceptance_rate", "target_busy", "draft_busy", "overhead_per_round", "pace")
-        )
-        statistics = SimpleNamespace(tokens_per_second=1.0, tokens_per_round=1.0, **figures)
-        self.result = SimpleNamespace(tokens=(0,) * (self.tokens + self._silent), statistics=statistics)
+        self.result = SimpleNamespace(tokens=(0,) * (self.tokens + self._silent), statistics=statistics())
 
 
 def _generated(monkeypatch: pytest.MonkeyPatch, pieces: tuple[int, ...], silent: int):
@@ -74,17 +71,14 @@ def test_slow_motion_gives_the_figures_of_the_device(factor: float, overhead: fl
                 tokens=tuple(range(3 * rounds)),
                 tokens_per_second=3 * rounds / slow,
                 tokens_per_round=3.0,
-                target_busy=rounds * factor * forward / slow,
-                overhead_per_round=overhead,
-                total_time=slow,
                 arrivals=(slow / 2, slow),
+                statistics=statistics(target_busy=rounds * factor * forward / slow, overhead_per_round=overhead),
             )
 
     generation = InDeviceTime(Slow(), factor).generate(GenerationTask((1,), 60, 0.0, 0))
 
     assert generation.tokens_per_second == pytest.approx(3 * rounds / there)
-    assert generation.target_busy == pytest.approx(rounds * forward / there)
     assert generation.arrivals == pytest.approx((there / 2, there))
-    assert generation.total_time == pytest.approx(there)
-    assert generation.overhead_per_round == overhead
-    assert generation.draft_busy is None
+    assert generation.statistics is not None
+    assert generation.statistics.target_busy == pytest.approx(rounds * forward / there)
+    assert generation.statistics.overhead_per_round == overhead

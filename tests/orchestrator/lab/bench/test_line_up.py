@@ -2,18 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
 
 import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.commands.measurements.bench import bench
-from orchestrator.lab.bench.models import BenchModels, bench_models
-from orchestrator.lab.bench.names import contender_name, line_and_draft_tokens
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.contender import contender_name, line_and_draft_tokens
+from orchestrator.lab.bench.plan import BenchModels, BenchPlan, bench_models
 from orchestrator.lab.bench.trials import entries
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.errors import InputError
+from tests.support.bench_measurements import bench_plan
 from tests.support.models import drafter_files
 from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -23,8 +22,7 @@ CONTROLS = ["adaptive, no lookup", "lookup", "random draft"]
 
 
 def plan(strategies: str, **options) -> BenchPlan:
-    usual = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "draft_tokens": "1,2,4", "temperature": ()}
-    return BenchPlan.of(strategies=strategies, **(usual | options))
+    return bench_plan(**({"strategies": strategies, "draft_tokens": "1,2,4", "controls": True} | options))
 
 
 def names(plan: BenchPlan) -> list[str]:
@@ -51,44 +49,15 @@ def test_a_line_is_measured_once():
     assert names(plan("lookup")) == ["lookup", "adaptive, no lookup", "random draft"]
 
 
-def test_further_drafts_run_under_the_same_strategies_and_without_lookup(tmp_path: Path):
-    other = Path(copytree(DEMO_DRAFT, tmp_path / "other"))
-    found = list(entries(plan("ar,sd,adaptive", draft_tokens="2,4", drafters=str(other))))
-
-    assert [entry.line for entry in found][3:-3] == ["sd, other", "adaptive, other", "adaptive, no lookup, other"]
-    assert found[3].draft_tokens == (2, 4)
-    assert {entry.settings(PAIR).draft for entry in found[3:-3]} == {str(other)}
-
-
-def test_a_trained_drafter_runs_by_the_engine_of_its_kind(tmp_path: Path):
+def test_a_trained_drafter_takes_the_place_of_the_draft_by_the_engine_of_its_kind(tmp_path: Path):
     drafter = drafter_files.write(tmp_path / "eagle", drafter_files.specforge())
-    found = next(entry for entry in entries(plan("adaptive", drafters=str(drafter))) if entry.draft == drafter)
+    models = PAIR._replace(draft=drafter, engine="eagle3")
 
-    assert found.settings(PAIR).draft_engine == "auto"
-    assert 0.0 < found.settings(PAIR).draft_scale < 1.0
-    assert PAIR.outputs_read([drafter, DEMO_DRAFT]) == (0, 2, 5)
-
-
-def test_a_further_draft_takes_the_profile_s_time_in_proportion_to_what_it_reads(tmp_path: Path):
-    same = Path(copytree(DEMO_DRAFT, tmp_path / "same"))
-
-    assert PAIR.draft_scale(same) == 1.0
-    assert PAIR.draft_scale(DEMO_TARGET) > 1.5
-
-
-@pytest.mark.parametrize("text", ["", "no-such-folder"])
-def test_a_further_draft_is_a_folder(text: str):
-    with pytest.raises(InputError, match="is no folder"):
-        plan("adaptive", drafters=text)
-
-
-def test_further_drafts_have_names_of_their_own(tmp_path: Path):
-    folders = [tmp_path / side / "draft" for side in "ab"]
-    for folder in folders:
-        folder.mkdir(parents=True)
-
-    with pytest.raises(InputError, match="same name"):
-        plan("adaptive", drafters=",".join(map(str, folders)))
+    assert (models.trained, models.settings("adaptive").draft_engine) == (True, "eagle3")
+    assert (PAIR.trained, PAIR.settings("adaptive").draft_engine) == (False, "mlx")
+    assert (models.outputs_read, PAIR.outputs_read) == ((0, 2, 5), ())
+    lines = [entry.line for entry in entries(plan("ar,adaptive"), trained=True)]
+    assert lines == ["ar", "adaptive", *CONTROLS[:2]], "no draft that guesses blindly costs as much"
 
 
 def test_the_controls_are_adaptive_with_one_thing_changed():

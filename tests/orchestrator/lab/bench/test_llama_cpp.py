@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lab.bench import llama_cpp
-from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.contender import GenerationTask, Measurement, Setting, deviating, is_checked
 from orchestrator.lab.bench.figures import rows
 from orchestrator.lab.bench.llama_cpp import LlamaCppContender, open_llama_cpp
-from orchestrator.lab.bench.measurement import Measurement, Setting, deviating, is_checked
-from orchestrator.lab.bench.plan import parse_rivals
 from orchestrator.machine.checkpoints import gguf_file
-from protocol.errors import InputError, PipelineError
+from protocol.errors import PipelineError
 from tests.support.bench_measurements import measurement
 from tests.support.paths import DEMO_TARGET, ROOT
 
@@ -134,10 +132,4 @@ def test_its_tokens_are_not_compared_and_its_speed_is():
 
     assert not is_checked(found[1])
     assert deviating(found, ["mlx-lm", "llama.cpp"]) == []
-    assert (row.rival, row.checked, row.over_plain) == (True, 0, 4.0)
-
-
-@pytest.mark.parametrize("words", ["", " , ", "vllm", "llama.cpp,vllm"])
-def test_an_unknown_rival_is_refused(words: str):
-    with pytest.raises(InputError, match=r"There is no rival .*: choose llama.cpp\."):
-        parse_rivals(words)
+    assert (row.rival, row.checked, row.ratios["mlx-lm"].median) == (True, 0, 4.0)

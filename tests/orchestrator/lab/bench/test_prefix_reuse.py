@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from orchestrator.cli.app import cli
 from orchestrator.lab.bench import reuse
-from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.reuse import (
     CONTENDERS,
     Transcript,
@@ -21,19 +20,8 @@ from orchestrator.lab.bench.reuse import (
 )
 from orchestrator.lab.report import json_text
 from protocol.errors import InputError
-from protocol.messages.client import Pace
+from tests.support.bench_measurements import bench_plan, pace, statistics
 from tests.support.shown import complaints, shown
-
-PLAN = BenchPlan.of(
-    target=None,
-    draft=None,
-    repeats=1,
-    max_tokens=64,
-    controls=False,
-    draft_tokens="0",
-    strategies="adaptive",
-    temperature=(0.0,),
-)
 
 
 @given(st.integers(64, 1 << 17), st.integers(2, 200), st.integers(2, 512))
@@ -62,16 +50,13 @@ def test_a_turn_resends_all_before_it():
 
 
 def turn(contender: str, number: int, *, exact: bool = True, overruns: int = 0) -> Turn:
-    return Turn(
-        contender=contender,
-        repeat=0,
-        number=number,
+    figures = statistics(
         prompt_tokens=100 * number,
-        first_token=number / 10,
-        adopted=0 if contender == "no reuse" else 100 * number - 50,
-        exact=exact,
-        pace=Pace(profile="m4", forwards=100, overruns=overruns, stretch=0.0, valid=overruns <= 1),
+        time_to_first_token=number / 10,
+        adopted_tokens=0 if contender == "no reuse" else 100 * number - 50,
+        pace=pace(overruns),
     )
+    return Turn(contender=contender, repeat=0, number=number, exact=exact, statistics=figures)
 
 
 def test_the_summary_leaves_the_first_turn_out():
@@ -84,7 +69,9 @@ def test_the_summary_leaves_the_first_turn_out():
 def test_wrong_tokens_and_overruns_are_reported():
     turns = [turn(name, number) for name in CONTENDERS for number in (1, 2)]
     invalid = [*turns, turn("reuse", 3, exact=False, overruns=50)]
-    found, right = (findings(each, TranscriptShape(3, 10, 5, 2), PLAN) for each in (invalid, turns))
+    found, right = (
+        findings(each, TranscriptShape(3, 10, 5, 2), bench_plan(temperature=(0.0,))) for each in (invalid, turns)
+    )
 
     assert right.checks == ()
     assert complaints(found) == ["reuse, turn 3: the tokens differ from those without reuse"]

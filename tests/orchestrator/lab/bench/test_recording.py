@@ -7,15 +7,17 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.lab.bench.measurement import BenchRequest
+from orchestrator.lab.bench.contender import BenchRequest
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.strategies import distinct_tasks, recorded
 from orchestrator.lab.bench.trials import requests_of
+from orchestrator.lab.findings import Listener
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTexts
+from tests.support.bench_measurements import bench_plan
 from tests.support.paths import DEMO_TARGET
 
 _PROMPTS = [BenchPrompt("def quicksort(items):\n"), BenchPrompt("import os\n")]
@@ -28,13 +30,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _plan(**changes) -> BenchPlan:
-    words = {"draft_tokens": "2", "strategies": "ar,sd", "temperature": (0.0, 1.0)}
-    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 6, "controls": False}
-    return BenchPlan.of(**(words | others | {"pace": "h100-qwen3-32b", "replay": True} | changes))
+    words = {"draft_tokens": "2", "strategies": "ar,sd", "temperature": (0.0, 1.0), "max_tokens": 6}
+    return bench_plan(**(words | {"pace": "h100-qwen3-32b", "replay": True} | changes))
 
 
 def _requests() -> list[BenchRequest]:
-    return requests_of(_PROMPTS, _plan())
+    return requests_of(_PROMPTS, _plan(), Listener())
 
 
 def test_a_text_at_temperature_0_is_recorded_once_for_all_repeats():

@@ -6,10 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.core.request_stats import RequestStats
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.requests import (
-    Arrivals,
+    Served,
     Throughput,
     groups,
     parse_requests,
@@ -17,28 +16,19 @@ from orchestrator.lab.bench.requests import (
     throughput,
 )
 from protocol.errors import InputError
-from protocol.messages.client import Statistics
+from tests.support.bench_measurements import generation
 
 
-def _statistics(
-    *, began: float, ended: float, generated: int, rounds: int, verifying: float, reading: float
-) -> Statistics:
-    stats = RequestStats(0.0, 128)
-    stats.begin_decoding(began)
-    stats.prefill_seconds = reading
-    for _ in range(rounds):
-        stats.add_round(0, 0, verifying / rounds)
-    stats.add_tokens(generated, ended)
-    return stats.statistics(ended, drafting=False, caching=False)
+def _served(submitted: float, *arrivals: float) -> Served:
+    return Served(submitted, generation(arrivals=arrivals))
 
 
 def test_tokens_are_counted_while_all_requests_are_decoded():
-    statistics = _statistics(began=0.0, ended=9.0, generated=9, rounds=9, verifying=1.0, reading=0.0)
-    first = Arrivals(0.0, ((1.0, 1), (2.0, 2), (3.0, 4)), (), statistics)
-    second = Arrivals(0.5, ((2.0, 1), (2.5, 3), (9.0, 5)), (), statistics)
+    first = _served(0.0, 1.0, 2.0, 2.5, *4 * [3.0])
+    second = _served(0.5, 1.5, *3 * [2.0], *5 * [8.5])
 
-    assert throughput([first, second]) == Throughput(4 + 3, 3.0 - 2.0)
-    assert throughput([Arrivals(0.5, ((1.5, 4),), (), statistics)]) == Throughput(4, 1.5 - 0.5)
+    assert throughput([first, second]) == Throughput(5 + 3, 3.0 - 2.0)
+    assert throughput([_served(0.5, *4 * [1.0])]) == Throughput(4, 1.5 - 0.5)
     assert rate([Throughput(7, 1.0), Throughput(5, 3.0)]) == pytest.approx(12 / 4)
 
 
@@ -60,14 +50,13 @@ def test_numbers_of_requests_are_checked(text: str):
 
 @pytest.mark.thorough
 def test_concurrent_requests_are_measured_on_real_processes():
-    words = "bench requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --draft-tokens 2 --json"
+    words = "bench requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 
     rows = json.loads(result.stdout)["results"]
     assert [(row["contender"], row["requests"], row["exact"]) for row in rows] == [
         *(("mlx-lm, batched", 1, None), ("mlx-lm, batched", 3, None)),
-        *(("mlx-lm K=2", 1, None), ("mlx-lm K=2", 3, None)),
         *(("adaptive", 1, True), ("adaptive", 3, True)),
     ]
     assert all(row["tokens_per_second"] > 0 for row in rows)

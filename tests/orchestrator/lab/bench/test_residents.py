@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from orchestrator.lab.bench import trials
-from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
-from orchestrator.lab.bench.measurement import BenchRequest
+from orchestrator.lab.bench.contender import BenchRequest, Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.trials import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
+from orchestrator.lab.findings import Listener
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from protocol.contracts.coreml import FOLDER_FACTS, FOLDER_MODEL, Facts
 from protocol.contracts.model_folder import ModelFolder
+from tests.support.bench_measurements import bench_plan, generation
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 _GIB = 1 << 30
@@ -51,19 +52,24 @@ class Fake:
     def generate(self, task: GenerationTask) -> TimedGeneration:
         assert self._line in self._stage.resident
         self._stage.events.append(self.name)
-        return TimedGeneration(tokens=(1,), tokens_per_second=1.0, tokens_per_round=1.0)
+        return generation()
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.steps = 0
+
+    def total(self, total: int) -> None:
+        self.steps = total
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
 
 
 def plan(strategies: str = "ar,adaptive") -> BenchPlan:
-    return BenchPlan.of(
-        target=str(DEMO_TARGET),
-        draft=str(DEMO_DRAFT),
-        strategies=strategies,
-        draft_tokens="1",
-        temperature=(0.0,),
-        repeats=1,
-        max_tokens=4,
-    )
+    one = {"draft_tokens": "1", "temperature": (0.0,), "repeats": 1, "controls": True}
+    return bench_plan(target=str(DEMO_TARGET), draft=str(DEMO_DRAFT), strategies=strategies, **one)
 
 
 def test_lines_that_fit_are_resident_together_and_the_others_one_by_one():
@@ -82,15 +88,12 @@ def test_every_generation_is_measured_however_little_fits(
     lines = [stage.line("a", 9), stage.line("b", 9, contenders=2), stage.line("absent", 9, contenders=0)]
     monkeypatch.setattr(trials, "bench_lines", lambda *_: lines)
     monkeypatch.setattr(trials, "gpu_working_set", lambda: working_set * _GIB)
-    told: list[str] = []
-    counts: list[int] = []
     requests = [BenchRequest((1,), 0), BenchRequest((2,), 1)]
+    watch = Heard()
 
-    found, names = trials.run(
-        plan(), requests, lambda _: None, counts.append, lambda _: None, lambda *_: None, told.append
-    )
+    found, names = trials.run(plan(), requests, watch, lambda *_: None)
 
-    assert (stage.most, told, names, counts[-1]) == (most, notes, ["a0", "b0", "b1"], 6)
+    assert (stage.most, watch.notes, names, watch.steps) == (most, notes, ["a0", "b0", "b1"], 6)
     assert {(one.contender, one.setting.prompt) for one in found} == {(name, n) for name in names for n in (0, 1)}
     assert len(found) == 6
     alone = stage.events.index("+b") > max(index for index, event in enumerate(stage.events) if event == "a0")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.calibration.calibrate import OverlapTimes
+from orchestrator.lab.bench.plan import BenchModels
+from orchestrator.lab.calibration import OverlapTimes
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile
 from orchestrator.lab.first_light.measurements.texts import plan

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.lab.first_light import forwards
-from orchestrator.lab.first_light.forwards import ForwardOrder, Precision, examined
+from orchestrator.lab import forwards
 from orchestrator.lab.first_light.measurements import exactness
 from orchestrator.lab.first_light.stages import Asked, LightSettings
+from orchestrator.lab.forwards import ForwardOrder, Precision, examined
 from tests.support.paths import ROOT
 
 NAME = "MLX_ENABLE_TF32"
@@ -30,7 +30,7 @@ def test_forwards_are_compared_so(precision: Precision, expected: str | None, mo
 
     monkeypatch.setattr(forwards, "reports", reports)
 
-    assert [*examined(ForwardOrder(folder="", precision=precision))] == []
+    assert [*examined(ForwardOrder(precision=precision))] == []
     assert given == [expected]
 
 

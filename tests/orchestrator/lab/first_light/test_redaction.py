@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lab.calibration.calibrate import to_toml
+from orchestrator.lab.calibration import to_toml
 from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light.folder import Identity, LightFolder
 from orchestrator.lab.first_light.redaction import Redactor

@@ -2,24 +2,23 @@
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.lab.bench.contender import TimedGeneration
 from orchestrator.lab.findings import Findings, Table, Value
-from orchestrator.lab.first_light.forwards import Compared, ForwardsReady, ForwardTimed, Loop, Ties
 from orchestrator.lab.first_light.measurements import idle, neural_engine, placement, widths
 from orchestrator.lab.first_light.measurements.overlap import Overlap, efficiency
 from orchestrator.lab.first_light.measurements.placement import Decoded
 from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.stages import Asked, LightSettings
+from orchestrator.lab.forwards import Compared, ForwardsReady, ForwardTimed, Loop, Ties
 from orchestrator.machine.check import Check
 from orchestrator.machine.default_target import VARIABLE
 from orchestrator.machine.neural_engine.examination import StageOutcome
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.coreml import Agreed, ExaminedSystem, Loaded, Loading, Predicted, Timed
+from tests.support.bench_measurements import statistics
 
 PREDICT_TABLES = ("loading", "loaded", "agreed", "predicted", "timed")
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
@@ -113,7 +112,7 @@ def test_ties_and_width_steps_are_told_in_a_sentence_each():
         Compared(5, "chain", 120, 0.2, 3, 0.01),
         Ties("float32", 120, 0, 1),
         Compared(5, "chain", 120, 0.2, 1, 0.01, "float32"),
-        *(ForwardTimed(width, 4096, ms) for width, ms in ((1, 20.0), (4, 24.0), (8, 26.0), (9, 40.0))),
+        *(ForwardTimed(width, 4096, (ms,)) for width, ms in ((1, 20.0), (4, 24.0), (8, 26.0), (9, 40.0))),
     ]
 
     assert widths.sentences(reports) == [
@@ -134,8 +133,8 @@ def test_idle_time_is_what_a_round_takes_beyond_forwards_that_are_dispatched_ahe
         ("waited", 5): 25.0,
         ("ahead", 5): 23.0,
     }
-    plain = TimedGeneration(tokens=(), tokens_per_second=40.0, tokens_per_round=1.0, overhead_per_round=0.001)
-    guessing = replace(plain, tokens_per_second=80.0, tokens_per_round=2.5)
+    plain = statistics(tokens_per_second=40.0, overhead_per_round=0.001)
+    guessing = statistics(tokens_per_second=80.0, tokens_per_round=2.5, overhead_per_round=0.001)
     found = idle.findings(loops, {"ar": plain, "adaptive": guessing}, ())
 
     assert found.settled == (
@@ -149,8 +148,8 @@ def test_idle_time_is_what_a_round_takes_beyond_forwards_that_are_dispatched_ahe
 
 def test_the_fastest_place_of_the_draft_is_named_by_temperature():
     found = [
-        *(Decoded("in turns", heat, rate, None, None) for heat, rate in ((0.0, 50.0), (0.8, 45.0))),
-        *(Decoded("Core ML, beside", heat, rate, None, None) for heat, rate in ((0.0, 60.0), (0.8, 40.0))),
+        *(Decoded("in turns", heat, rate, 0.0, 0.0) for heat, rate in ((0.0, 50.0), (0.8, 45.0))),
+        *(Decoded("Core ML, beside", heat, rate, 0.0, 0.0) for heat, rate in ((0.0, 60.0), (0.8, 40.0))),
     ]
 
     assert placement.findings(found, ()).settled == (

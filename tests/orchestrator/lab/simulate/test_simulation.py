@@ -1,11 +1,12 @@
 """Laws of the simulation: the real state machine, modelled workers, virtual time."""
 
+import msgspec
 import pytest
 
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.devices import Devices, Wire, Wires, stretched
-from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock, WireDirection
+from orchestrator.lab.simulate.devices import Devices, Wire, Wires
+from orchestrator.lab.simulate.worker_host import Contention, VirtualClock, WireDirection
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_pipeline
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
@@ -103,9 +104,13 @@ def test_both_devices_are_slower_only_while_they_work_at_once():
 
     # In turns, only the prompts are prefilled at once.
     assert run("sd", acceptance, devices=slow).now == pytest.approx(run("sd", acceptance).now, rel=0.02)
-    stretched_pair = Devices(target=stretched(TARGET, 1.5), draft=stretched(DRAFT, 1.5), baseline_draft=DRAFT)
+    slower = Devices(
+        target=msgspec.structs.replace(TARGET, slow_down=1.5),
+        draft=msgspec.structs.replace(DRAFT, slow_down=1.5),
+        baseline_draft=DRAFT,
+    )
     assert run("ssd", acceptance).now < run("ssd", acceptance, devices=slow).now
-    assert run("ssd", acceptance, devices=slow).now < run("ssd", acceptance, devices=stretched_pair).now
+    assert run("ssd", acceptance, devices=slow).now < run("ssd", acceptance, devices=slower).now
 
 
 def test_units_of_work_share_a_chip():

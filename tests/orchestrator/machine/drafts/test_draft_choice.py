@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.lab.bench.plan import bench_models
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts import converted_draft as converted_draft_module
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
@@ -282,11 +283,12 @@ def test_a_drafter_of_another_target_and_an_engine_that_can_t_run_it_are_refused
         draft_for(str(target if own_target else DEMO_TARGET), engine, str(draft), silent)
 
 
-def test_a_measurement_of_a_language_model_names_the_command_that_measures_a_drafter(tmp_path: Path):
+def test_bench_measures_a_drafter_and_a_measurement_of_a_language_model_names_it(tmp_path: Path, target: Path):
     folder = write(tmp_path / "drafter", FORMATS["safeailab"]())
 
-    with pytest.raises(InputError, match=r"an EAGLE-3 drafter, .*a language model.*`launch-pipeline bench drafters /"):
+    with pytest.raises(InputError, match=r"an EAGLE-3 drafter, .*a language model.*`launch-pipeline bench --draft /"):
         measured_pair(str(DEMO_TARGET), str(folder))
+    assert bench_models(str(target), str(folder)).engine == "eagle3"
     assert measured_pair(str(DEMO_TARGET), str(DEMO_DRAFT)).draft.engine == "mlx"
 
 

@@ -16,8 +16,7 @@ from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
 from orchestrator.cli.pipeline_options import draft_engine_option, pair_option
 from orchestrator.machine.memory.kv_form import kv_form
-from orchestrator.machine.pairs.expectations import fits, kept_tokens, memory, tokenizers
-from orchestrator.machine.pairs.recommended_pairs import beside, pairs, published
+from orchestrator.machine.pairs.recommended_pairs import beside, fits, kept_tokens, memory, pairs, published, tokenizers
 from protocol.contracts.drafters.detection import read_drafter
 from tests.support.models.drafter_files import FORMATS, write
 from tests.support.models.shapes import configuration

@@ -19,7 +19,7 @@ def test_slow_motion_multiplies_every_time(name: str):
     assert here.name == f"{there.name}@4"
     assert here.both_busy == there.both_busy
     for part in ("target", "draft", "draft_on_target_device"):
-        device, slow = (getattr(profile, part).pace() for profile in (there, here))
+        device, slow = (getattr(profile, part).pace(profile.slow_motion) for profile in (there, here))
         for tokens in (1, 2, 7, 16, 40):
             assert slow.forward(tokens) == pytest.approx(4 * device.forward(tokens))
         assert slow.joint([PacedPart(2, 3000)] * 3) == pytest.approx(4 * device.joint([PacedPart(2, 3000)] * 3))
@@ -48,15 +48,3 @@ def test_the_pair_of_a_mac_s_profile_is_one_that_is_recommended(name: str):
 
     assert target in pair.target.id.lower().replace("llama-", "llama")
     assert pair.draft.kind is not None or draft in pair.draft.id.lower().replace("llama-", "llama")
-
-
-def test_a_draft_that_reads_less_makes_only_the_draft_s_forwards_shorter():
-    profile = load_profile("m4-16gb-qwen2.5-3b")
-    lighter = profile.with_draft(0.5)
-
-    assert lighter.target == profile.target
-    for ours, theirs in (
-        (lighter.draft, profile.draft),
-        (lighter.draft_on_target_device, profile.draft_on_target_device),
-    ):
-        assert ours.pace().forward(4) == pytest.approx(0.5 * theirs.pace().forward(4))

@@ -19,7 +19,7 @@ import zmq
 from orchestrator.core.events import Arrived, Event, Submitted, Task, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.language import VOCABULARY
+from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.runtime.guard import Guard, Pins
 from orchestrator.runtime.hub import Arrival, Hub

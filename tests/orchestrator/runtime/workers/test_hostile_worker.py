@@ -12,7 +12,7 @@ from orchestrator.core.commands import Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Submitted, Task, Tick, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.language import VOCABULARY
+from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.errors import WireError
 from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, PlainText, SequenceId, plain

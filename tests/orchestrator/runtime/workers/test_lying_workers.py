@@ -12,7 +12,7 @@ from orchestrator.core.commands import Emit, Finish, Reject, Replace, SendMessag
 from orchestrator.core.events import Arrived, Event, Submitted, Task, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.language import VOCABULARY
+from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.messages.base import MAX_CONTEXT, NodeId, Role, SequenceId
 from protocol.messages.kv import KvOffer

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from orchestrator.core.options import Options
-from orchestrator.lab.calibration.worker_harness import (
+from orchestrator.lab.findings import Column, Findings, Table, Value
+from orchestrator.lab.worker_harness import (
     PROMPT_TOKENS,
     GrowthLoad,
     RandomSequences,
     VerifyLoad,
     WorkerHarness,
 )
-from orchestrator.lab.findings import Column, Findings, Table, Value
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import measured_pair
@@ -375,12 +375,20 @@ def _values(profile: DeviceProfile, devices: Mapping[str, DeviceTimes]) -> Itera
 
 def to_toml(profile: DeviceProfile) -> str:
     """The profile as TOML that `load_profile` reads."""
-    lines = [f"name = {_text(profile.name)}", f"description = {_text(profile.description)}"]
-    for name in ("target", "draft", "draft_on_target_device"):
-        lines += ["", f"[{name}]", *_device(getattr(profile, name))]
-    slow_down = profile.both_busy
-    lines += ["", "[both_busy]", f"factor = {slow_down.factor}", f"source = {_text(slow_down.source)}"]
-    return "\n".join(lines) + "\n"
+    fields = msgspec.to_builtins(profile)
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in fields.items())
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case dict():
+            fields = (f"{name} = {_toml(each)}" for name, each in value.items() if each is not None)
+            return f"{{ {', '.join(fields)} }}"
+        case list() | tuple():
+            return "\n    ".join(["[", *(f"{_toml(each)}," for each in value)]) + "\n]"
+        case _:
+            # A basic string: TOML has JSON's escapes.
+            return json.dumps(value, ensure_ascii=False)
 
 
 def _measured(
@@ -417,25 +425,3 @@ def _harness(target: str, draft: str, engine: DraftEngineName, cores: Cores) -> 
             yield harness
     finally:
         session.remove()
-
-
-def _device(times: DeviceTimes) -> list[str]:
-    prefill = times.prefill
-    rate = f"tokens_per_second = {prefill.tokens_per_second}, source = {_text(prefill.source)}"
-    steps = [
-        f"    {{ width = {step.width}, milliseconds = {step.milliseconds}, source = {_text(step.source)} }},"
-        for step in times.steps
-    ]
-    lines = [f"prefill = {{ {rate} }}", f'shape = "{times.shape}"', "steps = [", *steps, "]"]
-    if (context := times.context) is not None:
-        time = f"milliseconds_per_1000_tokens = {context.milliseconds_per_1000_tokens}"
-        queries = f"vector_queries = {context.vector_queries}"
-        lines.append(f"context = {{ {time}, {queries}, source = {_text(context.source)} }}")
-    if (sequence := times.sequence) is not None:
-        lines.append(f"sequence = {{ milliseconds = {sequence.milliseconds}, source = {_text(sequence.source)} }}")
-    return lines
-
-
-def _text(value: str) -> str:
-    """A basic string: TOML has JSON's escapes."""
-    return json.dumps(value, ensure_ascii=False)

@@ -1,22 +1,37 @@
-"""A target's forwards and weights, examined and unpacked by programs that import MLX."""
+"""A model's forwards by width and context, examined by one program that imports MLX: its order and its reports.
+
+A GPU sums in another order at another width, in the model's own type: where two tokens are nearly tied, the other one
+may come out, and the text is another one from there on.
+"""
 
 import os
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from statistics import median
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from orchestrator.machine.hardware import worker_environment
 from protocol.child_process import module_command, reports
 from protocol.errors import PipelineError
+from protocol.messages.base import Level
 
 WHOLE_FLOAT32 = {"MLX_ENABLE_TF32": "0"}
 """For the environment of processes that compute in float32: an M5 and CUDA otherwise multiply it in 19 bits (MLX,
 mlx/utils.h, enable_tf32; read once, at the first product)."""
+TIE = 0.5
+"""Standard deviations of a place's logits. Sums in another order decide between tokens that are nearly tied; a flip
+across a larger gap is a defect. Assumed: the largest of millions of rounding errors in 16 bits."""
+LayerKind: TypeAlias = Literal["attention", "experts", "windows", "latent", "delta", "space", "convolution", "rwkv"]
+"""Full attention; the same beside a mixture of experts; sliding windows; latent KV; Gated DeltaNet; state space; short
+convolutions; a recurrence whose trees are not evaluated."""
+LAYER_KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
+ModelSize: TypeAlias = Literal["measured", "tiny"]
+"""measured: a few layers in the shapes of models that people run; tiny: tests of the program."""
 Precision: TypeAlias = Literal["stored", "float32"]
 """stored: as the model's files and this machine's device have it; float32: every weight unpacked to 32 bits."""
 Shape: TypeAlias = Literal["chain", "tree"]
@@ -28,11 +43,36 @@ Loop: TypeAlias = Literal["mlx-lm", "waited", "ahead"]
 before the last one's result is awaited, so that the device has always work."""
 
 
+class Parting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What two texts share, and how each of them goes on."""
+
+    tokens: tuple[int, ...]
+    """The prompt and the shared text."""
+    following: tuple[int, ...]
+    """The next token of each; one of them alone where the other text ends."""
+    temperature: float
+    seed: int
+
+
+def parting(prompt: Sequence[int], one: Sequence[int], other: Sequence[int], temperature: float, seed: int) -> Parting:
+    """Of two texts that differ."""
+    shared = next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+    following = tuple(text[shared] for text in (one, other) if len(text) > shared)
+    assert following, "the texts are equal"
+    return Parting((*prompt, *one[:shared]), following, temperature, seed)
+
+
 class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The last argument of the process, in JSON."""
 
-    folder: str
-    """Of the model."""
+    folder: str = ""
+    """Of the model; empty for a random one."""
+    kind: LayerKind = "attention"
+    """Of the random model's layers. Each of its forwards is timed beside mlx-lm's own, in turns."""
+    size: ModelSize = "measured"
+    """Of the random model."""
     precision: Precision = "stored"
     tokens: tuple[int, ...] = ()
     """A text, whose logits are compared."""
@@ -50,6 +90,9 @@ class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Forwards of each width and context; their median counts."""
     rounds: int = 0
     """Of each loop that is timed; 0: none is."""
+    undone: int = 0
+    """Tokens of the chain whose first half is committed and whose rest is undone; 0: this is not timed."""
+    partings: tuple[Parting, ...] = ()
 
 
 class ForwardsReady(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fields=True):
@@ -59,6 +102,9 @@ class ForwardsReady(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fi
     """GPU or processor."""
     activations: str
     """Element type of the logits."""
+    architecture: str = ""
+    level: Level = "tree"
+    parameters: int = 0
 
 
 class Compared(msgspec.Struct, frozen=True, tag="compared", forbid_unknown_fields=True):
@@ -89,11 +135,40 @@ class Ties(msgspec.Struct, frozen=True, tag="ties", forbid_unknown_fields=True):
 
 
 class ForwardTimed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fields=True):
-    """The median time of a forward, its result included."""
+    """Milliseconds of each forward of one width behind one context, the logits included. A sample is a forward by
+    everyone, in turns."""
 
     width: int
     context: int
-    milliseconds: float
+    chain: tuple[float, ...]
+    tree: tuple[float, ...] = ()
+    """The same tokens as a balanced binary tree; empty where that is not measured, or not evaluated."""
+    stock: tuple[float, ...] = ()
+    """By mlx-lm's own cache, a chain; empty of a model in a folder."""
+
+    @property
+    def milliseconds(self) -> float:
+        """The median of our chains."""
+        return median(self.chain)
+
+
+class Undone(msgspec.Struct, frozen=True, tag="undone", forbid_unknown_fields=True):
+    """Milliseconds behind one context, a number a sample."""
+
+    context: int
+    round: tuple[float, ...]
+    """Of the whole chain."""
+    undo: tuple[float, ...]
+    """Until half of that chain is committed and the rest undone. If the cache evaluates tokens again in the next
+    forward, what that forward takes longer."""
+
+
+class Gap(msgspec.Struct, frozen=True, tag="gap", forbid_unknown_fields=True):
+    """Of one parting, in the order of the partings."""
+
+    gap: float
+    """From the best token down to the worse of the two that follow, noise included, in standard deviations of the
+    logits."""
 
 
 class LoopTimed(msgspec.Struct, frozen=True, tag="loop", forbid_unknown_fields=True):
@@ -104,11 +179,11 @@ class LoopTimed(msgspec.Struct, frozen=True, tag="loop", forbid_unknown_fields=T
     milliseconds: float
 
 
-ForwardReport: TypeAlias = ForwardsReady | Compared | Ties | ForwardTimed | LoopTimed
+ForwardReport: TypeAlias = ForwardsReady | Compared | Ties | ForwardTimed | Undone | LoopTimed | Gap
 """One JSON object a line of the process's standard output."""
 
 
-_EXAMINATION, _COPY = "orchestrator.lab.first_light.forward_examination", "target_worker.float32_copy"
+_EXAMINATION, _COPY = "orchestrator.lab.forwards_process", "target_worker.float32_copy"
 _FORM: Any = ForwardReport
 _GRACE = 10.0
 
@@ -116,7 +191,7 @@ _GRACE = 10.0
 def examined(order: ForwardOrder) -> Generator[ForwardReport]:
     """The reports, as they come; closing it ends the process. Raises PipelineError if the process fails."""
     variables = worker_environment("target", ()) | (WHOLE_FLOAT32 if order.precision == "float32" else {})
-    return reports(_EXAMINATION, order, _FORM, name="The comparison of forwards", grace=_GRACE, variables=variables)
+    return reports(_EXAMINATION, order, _FORM, name="The examination of forwards", grace=_GRACE, variables=variables)
 
 
 @contextmanager

@@ -1,0 +1,366 @@
+"""Laws of a bench's rows: speeds over prompts, ratios with intervals by baseline, latencies, the best K of a line."""
+
+import json
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+
+from orchestrator.lab.bench.contender import Measurement
+from orchestrator.lab.bench.figures import (
+    BURST_SECONDS,
+    FEWEST_PROMPTS,
+    BenchRow,
+    best_of_each_line,
+    bootstrap_interval,
+    gaps,
+    medians_by_prompt,
+    paired_ratio,
+    percentile,
+    quartiles,
+    rows,
+    rows_by_category,
+)
+from orchestrator.lab.bench.strategies import findings
+from orchestrator.lab.report import json_text, picture
+from protocol.errors import InputError
+from tests.support.bench_measurements import bench_plan, measurement, pace
+from tests.support.shown import complaints, shown
+
+_NAMES = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "ssd K=2", "adaptive"]
+_SPEEDS = {"mlx-lm K=2": 1.3, "mlx-lm K=1": 1.2, "ssd K=1": 1.5, "ssd K=2": 1.4, "adaptive": 1.6}
+_CATEGORIES = ("chat", "code", "translation")
+
+
+def _run(prompts: int = 9, repeats: int = 2) -> list[Measurement]:
+    """Every contender on every prompt; a third of the prompts in each category."""
+    random = np.random.default_rng(1)
+    return [
+        measurement(
+            name,
+            (30.0 + 5 * prompt) * _SPEEDS.get(name, 1.0) * random.uniform(0.98, 1.02),
+            prompt,
+            repeat=repeat,
+            category=_CATEGORIES[prompt % 3],
+            arrivals=(0.1, 0.2, 0.2, 0.4),
+        )
+        for repeat in range(repeats)
+        for prompt in range(prompts)
+        for name in _NAMES
+    ]
+
+
+def _row(found: list[BenchRow], name: str) -> BenchRow:
+    return next(row for row in found if row.contender == name)
+
+
+def _shown(found: list[BenchRow], by_category: dict[str, list[BenchRow]] | None = None, prompts: int = 9) -> str:
+    return shown(findings(found, bench_plan(), prompts, by_category), width=128)
+
+
+def test_quartiles_are_over_prompts_and_not_over_repeats():
+    found = [measurement("ar", speed, prompt, repeat=repeat)
+             for prompt, speeds in enumerate([(10.0, 10.0, 90.0), (20.0, 20.0, 20.0), (30.0, 1.0, 30.0)])
+             for repeat, speed in enumerate(speeds)]  # fmt: skip
+
+    (row,) = rows(found, ["ar"])
+
+    assert (row.tokens_per_second, row.quartiles) == (20.0, (15.0, 25.0))
+    assert len(row.generations) == 9
+
+
+def test_a_ratio_is_the_median_over_prompts_with_its_interval():
+    found = rows(_run(), _NAMES)
+
+    adaptive = _row(found, "adaptive")
+
+    assert adaptive.best_baseline == "mlx-lm K=2"
+    assert adaptive.over_best == adaptive.ratios["mlx-lm K=2"]
+    for ratio in adaptive.ratios.values():
+        assert ratio.interval is not None
+        assert ratio.interval.low <= ratio.median <= ratio.interval.high
+    assert adaptive.ratios["mlx-lm"].median == pytest.approx(1.6, rel=0.03)
+    assert adaptive.ratios["mlx-lm K=2"].median == pytest.approx(1.6 / 1.3, rel=0.03)
+
+
+def test_each_line_of_the_baseline_is_compared_with_its_best_number_of_draft_tokens():
+    assert set(_row(rows(_run(), _NAMES), "ar").ratios) == {"mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar"}
+
+
+def test_the_baseline_is_mlx_lm_on_all_cores_at_its_best_and_no_other_line():
+    speeds = {"mlx-lm": 20.0, "mlx-lm K=2": 10.0, "mlx-lm, target's cores": 90.0, "ar": 30.0}
+    found = [measurement(name, speed, prompt) for name, speed in speeds.items() for prompt in range(2)]
+    ar = _row(rows(found, list(speeds)), "ar")
+
+    assert ar.best_baseline == "mlx-lm"
+    assert ar.over_best == (1.5, None)
+
+
+def test_ratios_are_medians_over_pairs_and_not_ratios_of_medians():
+    speeds = {"mlx-lm": (10.0, 100.0, 30.0), "ar": (20.0, 50.0, 90.0)}
+    found = [measurement(name, speed, prompt) for name, each in speeds.items() for prompt, speed in enumerate(each)]
+    ar = _row(rows(found, ["mlx-lm", "ar"]), "ar")
+
+    assert {name: ratio.median for name, ratio in ar.ratios.items()} == {"mlx-lm": 2.0, "ar": 1.0}
+
+
+def test_the_best_baseline_has_the_highest_median_at_each_temperature_and_not_the_fastest_generation():
+    speeds = {"mlx-lm K=1": (20.0, 21.0, 22.0), "mlx-lm K=2": (10.0, 12.0, 90.0), "ar": (30.0, 30.0, 30.0)}
+    swapped = {"mlx-lm K=1": speeds["mlx-lm K=2"], "mlx-lm K=2": speeds["mlx-lm K=1"], "ar": speeds["ar"]}
+    found = [
+        measurement(name, speed, prompt, temperature=temperature)
+        for temperature, by_name in ((0.0, speeds), (1.0, swapped))
+        for name, each in by_name.items()
+        for prompt, speed in enumerate(each)
+    ]
+
+    bests = [row.best_baseline for row in rows(found, list(speeds)) if row.contender == "ar"]
+    assert bests == ["mlx-lm K=1", "mlx-lm K=2"]
+
+
+def test_the_turns_of_a_prompt_count_as_one_prompt():
+    found = [
+        measurement("ar", speed, prompt, turn=turn) for prompt, turn, speed in ((0, 0, 10), (0, 1, 30), (1, 0, 50))
+    ]
+
+    (row,) = rows(found, ["ar"])
+
+    assert (row.tokens_per_second, len(row.generations)) == (35.0, 3)
+
+
+def test_latencies_are_medians_of_first_tokens_and_percentiles_of_all_gaps():
+    found = [
+        measurement("ar", 1.0, 0, arrivals=(0.1, 0.2, 0.3)),
+        measurement("ar", 1.0, 1, arrivals=(0.3, 0.3, 0.8, 1.8)),
+    ]
+
+    (row,) = rows(found, ["ar"])
+
+    assert (row.median("time_to_first_token"), row.median("total_time")) == (pytest.approx(0.2), pytest.approx(1.05))
+    assert row.inter_token(0.5) == pytest.approx(0.3)
+    assert row.inter_token(0.95) == pytest.approx(np.quantile([0.1, 0.1, 0.5, 1.0], 0.95))
+
+
+@pytest.mark.parametrize(
+    "figures", [{}, {"arrivals": (0.1, 0.2), "compares_prefill": False}], ids=["none", "not paced"]
+)
+def test_a_contender_without_arrivals_or_with_another_prefill_has_no_time_to_its_first_token(figures: dict):
+    (row,) = rows([measurement("ar", 1.0, **figures)], ["ar"])
+
+    assert (row.median("time_to_first_token"), row.median("total_time")) == (None, None)
+    assert (row.inter_token(0.95) is None) == (not figures)
+
+
+def test_the_rows_of_a_category_are_those_of_its_prompts_alone():
+    found = _run()
+    alone = rows([one for one in found if one.setting.category == "code"], _NAMES)
+
+    assert rows_by_category(found, _NAMES)["code"] == alone
+
+
+def test_no_category_chooses_a_baseline_of_its_own():
+    names = ["mlx-lm K=1", "mlx-lm K=2", "ar"]
+    speeds = {"mlx-lm K=1": (10.0, 30.0, 30.0), "mlx-lm K=2": (20.0, 20.0, 20.0), "ar": (20.0, 20.0, 20.0)}
+    found = [
+        measurement(name, speed, prompt, category="code" if prompt == 0 else "chat")
+        for name in names
+        for prompt, speed in enumerate(speeds[name])
+    ]
+
+    code = rows_by_category(found, names)["code"]
+
+    assert _row(code, "ar").best_baseline == "mlx-lm K=1"
+    assert _row(code, "ar").over_best == (2.0, None)
+
+
+def test_prompts_without_categories_have_no_rows_by_category():
+    assert rows_by_category([measurement("ar", 1.0)], ["ar"]) == {}
+
+
+def test_the_table_has_the_best_k_of_each_line():
+    best = best_of_each_line(rows(_run(), _NAMES))
+
+    assert [row.contender for row in best] == [
+        *("mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "adaptive")
+    ]
+
+
+def test_a_wrong_or_invalid_contender_is_always_shown_and_never_the_best_of_its_line():
+    found = [
+        measurement("sd K=1", 10.0),
+        measurement("sd K=2", 20.0, tokens=(3, 4)),
+        measurement("sd K=3", 15.0, pace=pace(50)),
+    ]
+
+    best = best_of_each_line(rows(found, ["sd K=1", "sd K=2", "sd K=3"]))
+
+    assert [row.contender for row in best] == ["sd K=1", "sd K=2", "sd K=3"]
+    assert [row.valid for row in best] == [True, False, False]
+
+
+def test_many_categories_with_long_names_fit_into_128_columns():
+    names = [*_NAMES, "adaptive, no lookup", "lookup", "random draft", "llama.cpp ngram-simple, trigrams"]
+    categories = [f"question answering {number}" for number in range(13)]
+    found = [
+        measurement(name, 30.0, prompt, category=category)
+        for name in names
+        for prompt, category in enumerate(categories)
+    ]
+
+    lines = _shown(rows(found, names), rows_by_category(found, names)).splitlines()
+
+    assert max(map(len, lines)) <= 128
+    table = [line for line in lines if line.startswith("question answering")]
+    assert [line.split()[3:] for line in table] == [["1.00"] * (len(names) - 2)] * 13
+
+
+def test_json_has_every_contender_and_category_with_intervals_by_name():
+    found = _run()
+    by_category = rows_by_category(found, _NAMES)
+
+    values = json.loads(json_text(findings(rows(found, _NAMES), bench_plan(), 9, by_category)))
+
+    assert [row["contender"] for row in values["results"]] == _NAMES
+    assert {name: len(group) for name, group in values["by_category"].items()} == dict.fromkeys(
+        _CATEGORIES, len(_NAMES)
+    )
+    adaptive = values["results"][-1]
+    assert adaptive["quartiles"]["low"] <= adaptive["tokens_per_second"] <= adaptive["quartiles"]["high"]
+    ratio = adaptive["ratios"]["mlx-lm K=2"]
+    assert (adaptive["best_baseline"], adaptive["over_best"]) == ("mlx-lm K=2", ratio)
+    assert ratio["interval"]["low"] <= ratio["median"] <= ratio["interval"]["high"]
+
+
+# Contenders that are wrong, or too slow --------------------------------------------------------------
+
+
+def test_overruns_are_counted_over_all_forwards_of_a_contender():
+    overruns = {"ar": (0, 0, 3), "adaptive": (1, 1, 2)}
+    found = [
+        measurement(name, 9.0, n, pace=pace(each)) for name, many in overruns.items() for n, each in enumerate(many)
+    ]
+
+    ar, adaptive = rows(found, ["ar", "adaptive"])
+
+    assert (ar.overruns, ar.representative) == (pytest.approx(0.01), True)
+    assert (adaptive.overruns, adaptive.representative) == (pytest.approx(4 / 300), False)
+    assert adaptive.median("stretch") == 0.001
+
+
+def test_a_run_that_overran_is_reported_as_invalid():
+    figures = rows([measurement("ar", 10.0, pace=pace(2)), measurement("adaptive", 1.0)], ["ar", "adaptive"])
+
+    found = findings(figures, bench_plan(), prompts=1)
+
+    (sentence,) = complaints(found, "warn")
+    assert sentence.startswith("ar at temperature 0: invalid: 2.0% of its forwards took longer")
+    assert found.figures["representative"] is False
+
+
+def test_a_wrong_contender_is_shown_and_drawn_without_a_speed():
+    found = [measurement("mlx-lm", 123.0), measurement("ar", 456.0, tokens=(1, 3))]
+    told = findings(rows(found, ["mlx-lm", "ar"]), bench_plan(), prompts=1)
+
+    text = shown(told, width=100)
+    assert "123.0" in text
+    assert "456" not in text
+    assert "WRONG" in text
+    assert complaints(told) == ["ar at temperature 0: 1 of 1 generations differ from the reference"]
+    assert told.figures["exact"] is False
+    assert [bar.mark for bar in told.panels[0].bars] == ["", "WRONG"]
+
+
+def test_the_legend_explains_what_is_shown_alone():
+    text = _shown(rows([measurement(name, 10.0) for name in ("mlx-lm", "lookup")], ["mlx-lm", "lookup"]), prompts=1)
+
+    assert "lookup: adaptive with the n-gram draft" in text
+    assert not any(words in text for words in ("random draft:", "rej:", "overran:", "busy:", "differ only in K"))
+
+
+def test_a_bench_can_be_drawn_a_panel_a_temperature(tmp_path: Path):
+    figures = rows([measurement(name, 10.0, temperature=heat) for name in _NAMES for heat in (0.0, 1.0)], _NAMES)
+    found = findings(figures, bench_plan(), prompts=1)
+
+    picture(found, tmp_path / "bench.png")
+
+    assert [panel.title for panel in found.panels] == ["temperature 0", "temperature 1"]
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="can't be written"):
+        picture(found, tmp_path / "missing" / "bench.png")
+
+
+# Statistics ------------------------------------------------------------------------------------------
+
+
+def _ratios(count: int, seed: int) -> list[float]:
+    return np.random.default_rng(seed).lognormal(0.2, 0.3, count).tolist()
+
+
+@pytest.mark.parametrize("count", [6, 7, 33, 198])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_an_interval_contains_the_median_of_the_ratios(count: int, seed: int):
+    ratios = _ratios(count, seed)
+
+    low, high = bootstrap_interval(ratios)
+
+    assert min(ratios) <= low <= median(ratios) <= high <= max(ratios)
+
+
+def test_a_shuffled_pairing_widens_the_interval():
+    random = np.random.default_rng(7)
+    baseline = random.uniform(20.0, 80.0, 40)
+    ours = 1.3 * baseline * random.uniform(0.97, 1.03, 40)
+
+    paired, shuffled = (
+        bootstrap_interval((ours / other).tolist()) for other in (baseline, random.permutation(baseline))
+    )
+
+    assert shuffled.high - shuffled.low > 5 * (paired.high - paired.low)
+
+
+def test_95_of_100_intervals_contain_the_median_of_the_population():
+    population = np.exp(0.2)
+    intervals = [bootstrap_interval(_ratios(33, seed)) for seed in range(200)]
+
+    covered = sum(interval.low <= population <= interval.high for interval in intervals)
+
+    assert 0.90 <= covered / len(intervals) <= 0.99
+
+
+def test_a_ratio_of_few_prompts_has_no_interval():
+    ratios = dict(enumerate(_ratios(FEWEST_PROMPTS, seed=9)))
+
+    whole, fewer = paired_ratio(ratios), paired_ratio({prompt: ratios[prompt] for prompt in range(FEWEST_PROMPTS - 1)})
+
+    assert whole is not None
+    assert whole.interval is not None
+    assert fewer is not None
+    assert fewer.interval is None
+    assert paired_ratio({}) is None
+
+
+def test_repeats_of_a_prompt_count_once():
+    values = [(0, 1.0), (0, 2.0), (0, 9.0), (1, 5.0)]
+
+    assert medians_by_prompt(values) == {0: 2.0, 1: 5.0}
+
+
+def test_half_of_the_values_are_between_the_quartiles():
+    assert quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 4.0)
+    assert quartiles([3.0]) == (3.0, 3.0)
+
+
+def test_tokens_of_a_burst_arrive_at_once():
+    near = BURST_SECONDS / 10
+
+    assert gaps([1.0, 1.0, 1.0 + near, 1.5, 1.5 + near, 1.7]) == pytest.approx([0.5, 0.2], abs=3 * near)
+
+
+def test_one_token_has_no_gap():
+    assert gaps([1.0]) == gaps([]) == []
+    assert percentile([], 0.95) is None
+
+
+def test_a_percentile_is_above_its_share_of_the_values():
+    assert percentile(list(range(101)), 0.95) == 95.0

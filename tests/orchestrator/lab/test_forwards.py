@@ -1,0 +1,261 @@
+"""Laws of examining forwards: what is compared is found, and ours and mlx-lm's compute the same behind a context."""
+
+import itertools
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from orchestrator.lab.forwards import (
+    LAYER_KINDS,
+    Compared,
+    ForwardOrder,
+    ForwardsReady,
+    ForwardTimed,
+    LayerKind,
+    LoopTimed,
+    Parting,
+    Ties,
+    Undone,
+    parting,
+)
+from orchestrator.lab.forwards_process import In32Bits, OurSequence, Rounds, StockSequence, compare, examine, gap, ties
+from orchestrator.lab.random_networks import random_network, same_network
+from protocol.inference.language_model import LanguageModel
+from protocol.inference.slots import PREFIX
+from protocol.messages.base import Level
+from protocol.messages.sampling import Sampling
+from protocol.sampling.sampler import Noise, scores
+from target_worker.float32_copy import copy_in_32_bits
+from tests.support.models.tiny_models import VOCABULARY, network, tree_model
+from tests.support.paths import DEMO_TARGET
+
+TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(VOCABULARY, size=40))
+
+
+def test_every_width_and_shape_is_compared_with_width_1_and_none_differs_here():
+    order = ForwardOrder(tokens=TOKENS, prompt=8, compared=(1, 2, 5, 9))
+    loaded, counted, *compared = examine(tree_model(), order, lambda: 0.0)
+
+    assert isinstance(loaded, ForwardsReady)
+    assert counted == Ties("own", 32, 0, 0)
+    assert [(one.width, one.shape) for one in compared if isinstance(one, Compared)] == [
+        *((1, "chain"), (2, "chain"), (2, "tree"), (5, "chain"), (5, "tree"), (9, "chain"), (9, "tree"))
+    ]
+    for one in compared:
+        assert isinstance(one, Compared)
+        assert one.positions >= 27
+        assert (one.flips, one.gap) == (0, None)
+        assert one.difference < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("level", "forwards", "timed"),
+    [("chain", [(1, "chain"), (2, "chain"), (5, "chain")], [1, 5]), ("plain", [(1, "chain")], [1])],
+)
+def test_only_forwards_of_the_models_level_are_examined(
+    level: Level, forwards: list[tuple[int, str]], timed: list[int]
+):
+    model = tree_model()
+    model.level = level
+    order = ForwardOrder(tokens=TOKENS, prompt=8, compared=(1, 2, 5), timed=(1, 5), contexts=(16,))
+    reports = list(examine(model, order, lambda: 0.0))
+
+    assert [(one.width, one.shape) for one in reports if isinstance(one, Compared)] == forwards
+    assert [one.width for one in reports if isinstance(one, ForwardTimed)] == timed
+
+
+def test_a_flip_is_counted_with_the_gap_that_it_had():
+    expected = np.zeros((3, 4), np.float32)
+    expected[:, 0], expected[:, 1] = 1.0, 0.9
+    got = expected.copy()
+    got[1, 1] = 1.1
+    found = compare(expected, got, 5, "chain")
+
+    assert (found.width, found.positions, found.flips) == (5, 3, 1)
+    spread = expected[0].std()
+    assert found.difference == pytest.approx(0.2 / spread, rel=1e-4)
+    assert found.gap == pytest.approx(0.1 / spread, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
+def test_in_half_precision_a_head_in_32_bits_is_compared_too_and_left_as_it_was(kind: mx.Dtype):
+    stock = network()
+    stock.set_dtype(kind)
+    model = LanguageModel(stock)
+    order = ForwardOrder(tokens=TOKENS, prompt=8, compared=(1, 5), heads=("own", "float32"))
+    reports = list(examine(model, order, lambda: 0.0))
+
+    assert [one.head for one in reports if isinstance(one, Ties)] == ["own", "float32"]
+    assert [one.head for one in reports if isinstance(one, Compared)] == [*["own"] * 3, *["float32"] * 3]
+    assert all(one.flips == 0 for one in reports if isinstance(one, Compared))
+    assert model.sequence().evaluate((5,), (-1,)).dtype == kind
+
+
+def test_ties_are_counted_in_units_of_the_logits_own_type():
+    """Between 2 and 4 bfloat16 has a number every 1/64."""
+    rows = np.array([[1, 3, 3], [1, 3, 3 - 1 / 64], [1, 3, 3 - 1 / 32], [-4, -3, -3]], np.float32)
+
+    assert ties(rows, 2**-7, "own") == Ties("own", 4, 2, 3)
+    assert ties(rows, 2**-23, "float32") == Ties("float32", 4, 2, 2)
+
+
+def test_loops_are_timed_as_mlx_lm_runs_and_ours_await_each_result_or_dispatch_the_next_before():
+    ticks = itertools.count()
+    order = ForwardOrder(tokens=TOKENS, prompt=8, rounds=4)
+    timed = [one for one in examine(tree_model(), order, lambda: float(next(ticks))) if isinstance(one, LoopTimed)]
+
+    assert timed == [
+        LoopTimed("mlx-lm", 1, 250.0),
+        *(LoopTimed(loop, width, 250.0) for width in (1, 5) for loop in ("waited", "ahead")),
+    ]
+
+
+@pytest.mark.parametrize("parents", [(-1,), (-1, 0, 0, 1, 1)])
+def test_forwards_that_are_dispatched_ahead_leave_the_sequence_as_those_that_are_awaited(parents: tuple[int, ...]):
+    model, left = tree_model(), []
+    for ahead in (False, True):
+        sequence = model.sequence()
+        mx.eval(sequence.prefill(TOKENS[:8]))
+        rounds = Rounds(sequence, parents, ahead)
+        for _ in range(5):
+            rounds.advance()
+        left.append(np.array(sequence.evaluate([9], [-1])))
+
+    assert np.array_equal(*left)
+
+
+def test_a_forward_is_timed_behind_each_context_that_fits():
+    model = tree_model()
+    ticks = itertools.count()
+    order = ForwardOrder(timed=(1, 3), contexts=(16, 4000, 10**6), samples=2)
+    timed = [one for one in examine(model, order, lambda: float(next(ticks))) if isinstance(one, ForwardTimed)]
+
+    assert timed == [ForwardTimed(width, context, (1000.0, 1000.0)) for context in (16, 4000) for width in (1, 3)]
+
+
+def test_a_copy_in_32_bits_is_an_ordinary_model_with_the_same_tokenizer(tmp_path: Path):
+    copy_in_32_bits(DEMO_TARGET, tmp_path / "copy")
+    weights = mx.load(str(tmp_path / "copy" / "model.safetensors"))
+    config = json.loads((tmp_path / "copy" / "config.json").read_text())
+
+    assert isinstance(weights, dict)
+    assert {weight.dtype for weight in weights.values()} == {mx.float32}
+    assert "quantization" not in config
+    assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == (DEMO_TARGET / "tokenizer.json").read_bytes()
+    copied, stored = (
+        LanguageModel.load(folder).sequence().evaluate((5,), (-1,)) for folder in (tmp_path / "copy", DEMO_TARGET)
+    )
+    assert mx.allclose(copied, stored, atol=1e-4).item()
+
+
+def test_a_model_can_be_loaded_in_32_bits():
+    logits = LanguageModel.load(DEMO_TARGET, In32Bits()).sequence().evaluate((5,), (-1,))
+
+    assert logits.dtype == mx.float32
+
+
+PROMPT = (5, 9, 2, 33)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared", "following"),
+    [((1, 2, 3), (1, 4, 3), (1,), (2, 4)), ((1, 2), (1, 2, 3), (1, 2), (3,)), ((), (7,), (), (7,))],
+)
+def test_texts_part_at_their_first_difference(one: tuple, other: tuple, shared: tuple, following: tuple):
+    assert parting(PROMPT, one, other, 0.7, 3) == Parting((*PROMPT, *shared), following, 0.7, 3)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, seed=3)])
+def test_the_gap_is_that_between_what_follows_and_the_best(sampling: Sampling):
+    model, noise = tree_model(), Noise(VOCABULARY)
+    sequence = model.sequence()
+    sequence.prefill(PROMPT[:-1])
+    logits = sequence.evaluate(PROMPT[-1:], [PREFIX])
+    place = np.array(scores(logits, [len(PROMPT)], sampling, noise))[0]
+    first, second, *_, last = np.argsort(-place).tolist()
+    scale = (sampling.temperature or 1.0) / np.array(logits.astype(mx.float32)).std()
+
+    def measured(*following: int) -> float:
+        return gap(model, Parting(PROMPT, following, sampling.temperature, sampling.seed), noise)
+
+    assert measured(first, second) == pytest.approx((place[first] - place[second]) * scale, rel=1e-3)
+    assert measured(last, first) == pytest.approx((place[first] - place[last]) * scale, rel=1e-3)
+    # One text ends: at best by the second token.
+    assert measured(first) == measured(first, second)
+    assert measured(last) == measured(last, first)
+
+
+CONTEXT = [token % 250 for token in range(1, 300)]
+"""Longer than the window of the kind that has one."""
+CHAIN = [5, 9, 2, 200]
+BELOW_TREE = {"rwkv"}
+
+
+def ours(model: LanguageModel) -> OurSequence:
+    sequence = model.sequence()
+    sequence.prefill(CONTEXT)
+    return OurSequence(sequence)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", LAYER_KINDS)
+def test_mlx_lm_and_ours_give_the_same_logits_again_after_they_are_undone(kind: LayerKind):
+    network = random_network(kind, "tiny")
+    model = LanguageModel(same_network(network))
+    stock, mine = StockSequence(network, CONTEXT), ours(model)
+    expected = stock.evaluate(CHAIN)
+    mx.eval(expected)
+    for sequence, forward in ((stock, stock.evaluate), (mine, mine.chain)):
+        for other in ([7], [8, 8, 8, 8, 8]):
+            mx.eval(forward(other))
+            sequence.undo()
+        assert mx.allclose(forward(CHAIN), expected, atol=1e-3).item()
+
+    assert model.level == ("chain" if kind in BELOW_TREE else "tree")
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", LAYER_KINDS)
+def test_a_kept_half_is_committed_and_the_first_tokens_of_a_tree_are_a_path(kind: LayerKind):
+    mine = ours(LanguageModel(random_network(kind, "tiny")))
+    whole = mine.chain(CHAIN)
+    mx.eval(whole)
+    mine.undo()
+    if kind not in BELOW_TREE:
+        tree = mine.tree(CHAIN)
+        assert mx.allclose(tree[:2], whole[:2], atol=1e-3).item()
+        assert not mx.allclose(tree[2:], whole[2:], atol=1e-3).item()
+        mine.undo()
+    mx.eval(mine.chain([*CHAIN[:2], 1, 1]))
+    mine.keep(2)
+
+    assert mx.allclose(mine.chain(CHAIN[2:]), whole[2:], atol=1e-3).item()
+
+
+def beside_stock(kind: LayerKind, order: ForwardOrder, clock) -> list:
+    network = random_network(kind, "tiny")
+    return [*examine(LanguageModel(same_network(network)), order, clock, network)]
+
+
+def test_everyone_takes_turns_at_every_width():
+    ticks = itertools.count()
+    order = ForwardOrder(contexts=(16,), timed=(1, 3), samples=2, undone=4)
+    built, *reports = beside_stock("attention", order, lambda: float(next(ticks)))
+
+    assert (built.architecture, built.level) == ("qwen3", "tree")
+    each = (1000.0, 1000.0)
+    assert reports == [*(ForwardTimed(width, 16, each, each, each) for width in (1, 3)), Undone(16, each, each)]
+
+
+def test_what_the_next_forward_repeats_counts_as_undoing():
+    # Of the clock, each pair is one time: two forwards at width 1, then a round, its keep, two next forwards, a round.
+    turns, seconds = 3 * [1.0, 1.0], 3 * [1.0, 0.5, 3.0, 1.0, 2.0]
+    ticks = itertools.accumulate(each for length in turns + seconds for each in (0.0, length))
+    order = ForwardOrder(contexts=(16,), timed=(1,), samples=1, undone=4)
+    _, timed, undone = beside_stock("rwkv", order, lambda: next(ticks))
+
+    assert timed.tree == ()
+    assert undone.undo == (pytest.approx(1e3 * (0.5 + 3.0 - 2.0)),)
