@@ -134,8 +134,19 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dashed: bool = False
 
 
+class Bars(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What happened in a lane, with one look in all panels."""
+
+    lane: str
+    look: str
+    parts: tuple[tuple[float, float], ...]
+    """Begin and length of each."""
+    plain: bool = False
+    """In grey: nothing was done."""
+
+
 class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One diagram: bars, or lines and levels."""
+    """One diagram: bars, or lines and levels, or lanes."""
 
     title: str
     x: str
@@ -145,6 +156,8 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lines: tuple[Line, ...] = ()
     levels: tuple[Line, ...] = ()
     """Horizontal lines at the first point's height."""
+    lanes: tuple[Bars, ...] = ()
+    """The first one's lane is the uppermost."""
     ticks: tuple[float, ...] = ()
     """Of the x axis; none: matplotlib's own."""
 

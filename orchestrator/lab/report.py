@@ -15,7 +15,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, Value, tabulated
+from orchestrator.lab.findings import (
+    Bar,
+    Bars,
+    Cell,
+    Column,
+    Field,
+    Findings,
+    Line,
+    Listener,
+    Panel,
+    Table,
+    Value,
+    tabulated,
+)
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import fast_blas
 from orchestrator.machine.check import Check
@@ -256,6 +269,8 @@ def _bars(table: Table) -> str:
 _MOST_COLUMNS = 3
 _WIDTH, _HEIGHT, _LEGEND = 5.6, 4.6, 1.8
 """Inches of a panel, and of the room beside the panels for a legend."""
+_LANES, _LANE_HEIGHT = (11.0, 2.0), 0.62
+"""Inches of a panel with lanes, and the share of a lane that is drawn."""
 _OURS, _BASELINE, _SPREAD, _MARKED = "#2a6fdb", "#7b8794", "#52606d", "#d64545"
 _HYPOTHETICAL = "#e69f00"
 _GREYS = ("#323f4b", "#9aa5b1")
@@ -275,11 +290,13 @@ def picture(findings: Findings, path: Path) -> None:
 
     columns = min(_MOST_COLUMNS, max(map(len, findings.panels)))
     lines = [group[begin : begin + columns] for group in findings.panels for begin in range(0, len(group), columns)]
-    wide = any(panel.lines for line in lines for panel in line)
-    size = _WIDTH * columns + (_LEGEND if wide else 0), _HEIGHT * len(lines)
+    panels = [panel for line in lines for panel in line]
+    width, height = _LANES if any(panel.lanes for panel in panels) else (_WIDTH, _HEIGHT)
+    legend = any(panel.lines or panel.lanes for panel in panels)
+    size = width * columns + (_LEGEND if legend else 0), height * len(lines)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    looks = looks_of([panel for line in lines for panel in line])
+    looks = looks_of(panels)
     for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).flat, lines, strict=True):
         handles: dict[str, Any] = {}
         first = None
@@ -303,9 +320,10 @@ def picture(findings: Findings, path: Path) -> None:
 
 def looks_of(panels: Iterable[Panel]) -> Looks:
     """The same in all panels; baselines are grey."""
-    lines = [line for panel in panels for line in (*panel.lines, *panel.levels)]
-    greys = list(dict.fromkeys(_look(line) for line in lines if line.baseline))
-    ours = [look for look in dict.fromkeys(map(_look, lines)) if look not in greys]
+    drawn = [(_look(line), line.baseline) for panel in panels for line in (*panel.lines, *panel.levels)]
+    drawn += [(bars.look, bars.plain) for panel in panels for bars in panel.lanes]
+    greys = list(dict.fromkeys(look for look, grey in drawn if grey))
+    ours = [look for look in dict.fromkeys(look for look, _ in drawn) if look not in greys]
     coloured = [*zip(greys, cycle(_GREYS)), *zip(ours, cycle(_COLOURS))]
     return {look: {"color": colour, "marker": mark} for (look, colour), mark in zip(coloured, cycle(_MARKERS))}
 
@@ -318,6 +336,9 @@ def draw(axes: Any, panel: Panel, looks: Looks) -> None:
     axes.set_ylabel(panel.y)
     if panel.bars:
         _draw_bars(axes, panel.bars)
+        return
+    if panel.lanes:
+        _draw_lanes(axes, panel.lanes, looks)
         return
     for line in panel.lines:
         values = [y for _, y in line.points]
@@ -339,6 +360,16 @@ def draw(axes: Any, panel: Panel, looks: Looks) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def _draw_lanes(axes: Any, lanes: Sequence[Bars], looks: Looks) -> None:
+    names = list(dict.fromkeys(bars.lane for bars in lanes))
+    for bars in lanes:
+        height = (names.index(bars.lane) - _LANE_HEIGHT / 2, _LANE_HEIGHT)
+        colour = looks[bars.look]["color"]
+        axes.broken_barh(bars.parts, height, color=colour, edgecolor="white", linewidth=0.4, label=bars.look)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
 
 
 def _look(line: Line) -> str:

@@ -10,7 +10,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.app import cli
-from orchestrator.lab.profile.analysis.figures import RequestProfile
+from orchestrator.lab.profile.figures import RequestProfile
 from orchestrator.lab.profile.measure import REPEATS, MeasuredRun, ProfileTask, measure
 from orchestrator.lab.profile.report import NAMES, write_files
 from orchestrator.lab.profile.run import load
