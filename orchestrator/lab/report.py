@@ -321,7 +321,7 @@ def picture(findings: Findings, path: Path) -> None:
 def looks_of(panels: Iterable[Panel]) -> Looks:
     """The same in all panels; baselines are grey."""
     drawn = [(_look(line), line.baseline) for panel in panels for line in (*panel.lines, *panel.levels)]
-    drawn += [(bars.look, bars.plain) for panel in panels for bars in panel.lanes]
+    drawn += [(bars.look, False) for panel in panels for bars in panel.lanes if not bars.plain]
     greys = list(dict.fromkeys(look for look, grey in drawn if grey))
     ours = [look for look in dict.fromkeys(look for look, _ in drawn) if look not in greys]
     coloured = [*zip(greys, cycle(_GREYS)), *zip(ours, cycle(_COLOURS))]
@@ -366,9 +366,10 @@ def _draw_lanes(axes: Any, lanes: Sequence[Bars], looks: Looks) -> None:
     names = list(dict.fromkeys(bars.lane for bars in lanes))
     for bars in lanes:
         height = (names.index(bars.lane) - _LANE_HEIGHT / 2, _LANE_HEIGHT)
-        colour = looks[bars.look]["color"]
+        colour = _GREYS[1] if bars.plain else looks[bars.look]["color"]
         axes.broken_barh(bars.parts, height, color=colour, edgecolor="white", linewidth=0.4, label=bars.look)
     axes.set_yticks(range(len(names)), names)
+    axes.margins(x=0.0)
     axes.invert_yaxis()
 
 

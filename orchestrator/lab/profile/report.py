@@ -286,22 +286,19 @@ def timeline(run: TracedRun, request: TracedRequest, overlapped: float | None, m
     begin, end = min(span.begin for span in verifies), max(span.end for span in verifies)
     margin = (end - begin) // 100
     window = (begin - margin, end + margin)
-    drawn = [
-        Bars(lane, _LOOKS[look], tuple(_parts(moments, window)), plain=look == "wait")
-        for lane, look, moments in _uses(run, request, done, window)
-    ]
+    drawn = _uses(run, request, done, window)
     hidden = "" if overlapped is None else f"; {overlapped:.0%} of the draft's time overlaps"
     return Panel(
         title=f"T = {request.temperature:g}, rounds {chosen[0]} to {chosen[-1]}{hidden}",
         x="ms",
-        lanes=tuple(bars for bars in drawn if bars.parts),
+        lanes=tuple(Bars(lane, _LOOKS[use], tuple(_parts(each, window)), use == "wait") for lane, use, each in drawn),
     )
 
 
 def _uses(
     run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval
 ) -> Iterator[tuple[str, str, Intervals]]:
-    """Lane, look, and moments."""
+    """Lane, use, and moments. Each use is there, so that it has one colour in every picture."""
     steps, used = grown_by(run), set().union(*(each.used for each in done))
     busy = request.busy(work(request.target, TARGET_WORK), [window])
     growth = [edges(span) for span in work(request.draft, (SpanKind.GROW,))]
