@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from orchestrator.lab.findings import Value
-from orchestrator.lab.first_light.measurements.host import AdoptionOrder
+from orchestrator.lab.first_light.devices import AdoptionOrder
 from protocol.child_process import claim_output
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena

@@ -6,13 +6,33 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.lab.first_light.folder import LightFolder
-from orchestrator.lab.first_light.needs import lacking
 from orchestrator.lab.first_light.report import LightReport, StageReport, Status, page
-from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
-from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
+from orchestrator.lab.first_light.stage_process import RanStage, run_stage
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, Need, OnNotice, Stage, has_neural_engine
+from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.memory.budget import usable
+from orchestrator.machine.pairs.expectations import fits
+from orchestrator.machine.pairs.recommended_pairs import pairs
 
 Clock = Callable[[], float]
 Lacking = Callable[[Stage, LightSettings], str]
+
+
+def lacking(stage: Stage, settings: LightSettings) -> str:
+    """What this machine lacks for the stage, as words behind "not here:"; empty if nothing."""
+    return next(filter(None, (_lacking(need, settings) for need in stage.needs)), "")
+
+
+def _lacking(need: Need, settings: LightSettings) -> str:
+    if need == "GPU":
+        return "" if machine_facts.computes_on_gpu() else "no GPU that MLX uses"
+    if need == "Neural Engine":
+        return "" if has_neural_engine() else "no Neural Engine with Core ML"
+    if settings.short:
+        return "the short form measures the demo pair alone"
+    available = usable(machine_facts.memory_bytes(), machine_facts.gpu_working_set())
+    enough = fits(pairs()[settings.second_pair], on_processor=False, available=available)
+    return "" if enough else f"no memory for the pair {settings.second_pair}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +54,9 @@ class StageScreen(Protocol):
 
     def began(self, stage: Stage, seconds_left: float) -> None: ...
 
-    def observer(self, stage: Stage) -> Observer: ...
+    def notice(self, words: str) -> None:
+        """What the stage does now."""
+        ...
 
     def ended(self, report: StageReport, known: bool) -> None:
         """`known`: the result is of an earlier start."""
@@ -44,7 +66,7 @@ class StageScreen(Protocol):
 class RunStage(Protocol):
     """`run_stage`, or a test's replacement."""
 
-    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, observer: Observer, /) -> RanStage: ...
+    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, notice: OnNotice, /) -> RanStage: ...
 
 
 def run(
@@ -71,7 +93,7 @@ def run(
             absent = _hindered(stage, settings, choice, left, lacks)
             if absent is None:
                 screen.began(stage, left)
-                ran = run_one(stage, settings, min(60 * stage.limit, left), screen.observer(stage))
+                ran = run_one(stage, settings, min(60 * stage.limit, left), screen.notice)
                 # Not the stage is to blame for the end of the run: the next start measures it.
                 ended = ran.late and left < 60 * stage.limit
                 results[stage.name] = _cut_off(stage, choice) if ended else folder.save(ran.report, ran.log)

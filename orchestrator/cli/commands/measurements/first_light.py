@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from orchestrator.lab.first_light.folder import LightFolder
     from orchestrator.lab.first_light.report import LightReport, StageReport
     from orchestrator.lab.first_light.run import Choice
-    from orchestrator.lab.first_light.stage_runner import Observer
     from orchestrator.lab.first_light.stages import LightSettings, Stage
 
 _FAILED = 1
@@ -98,11 +97,11 @@ def first_light(
 def _folder(path: Path, settings: "LightSettings", wanted: list[str]) -> "LightFolder":
     """The folder of the run with these settings, or a new one for `wanted` stages."""
     from orchestrator.lab.bench.prompts import shipped_prompts
-    from orchestrator.lab.first_light.folder import LightFolder, identity
+    from orchestrator.lab.first_light.folder import LightFolder, this_run
     from orchestrator.lab.first_light.redaction import Redactor
 
     began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return LightFolder.of(path, identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted)
+    return LightFolder.of(path, this_run(settings, began), Redactor.of_this_machine(shipped_prompts()), wanted)
 
 
 def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", quiet: bool) -> "LightReport":
@@ -160,12 +159,9 @@ class _Screen:
         console = Console(stderr=True, quiet=quiet)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         self._console = console
-        self._progress = Progress(
-            *columns, TextColumn("{task.fields[now]}", style="dim"), console=console, transient=True
-        )
+        now = TextColumn("{task.fields[now]}", style="dim")
+        self._progress = Progress(*columns, now, console=console, transient=True)
         self._task: TaskID | None = None
-        self._left = 0.0
-        self._words = ""
 
     def __enter__(self) -> "_Screen":
         self._progress.start()
@@ -175,13 +171,12 @@ class _Screen:
         self._progress.stop()
 
     def began(self, stage: "Stage", seconds_left: float) -> None:
-        self._left, self._words = seconds_left, "starting"
-        self._task = self._progress.add_task(stage.name, now="starting")
+        words = f"{stage.name}, at most {seconds_left / 60:.0f} min left"
+        self._task = self._progress.add_task(words, now="starting")
 
-    def observer(self, stage: "Stage") -> "Observer":
-        from orchestrator.lab.first_light.stage_runner import Observer
-
-        return Observer(self._notice, self._tick)
+    def notice(self, words: str) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, now=escape(words))
 
     def ended(self, report: "StageReport", known: bool) -> None:
         if self._task is not None:
@@ -192,13 +187,3 @@ class _Screen:
         reason = f": {escape(report.reason)}" if report.reason else ""
         line = f"{_MARKS[report.status]} {escape(report.title)}{took}{reason}{wrong}"
         self._console.print(line, soft_wrap=True, highlight=False)
-
-    def _notice(self, words: str) -> None:
-        self._words = words
-        self._tick(0.0)
-
-    def _tick(self, passed: float) -> None:
-        if self._task is None:
-            return
-        left = f"at most {max(0.0, self._left - passed) / 60:.0f} min left" if passed else ""
-        self._progress.update(self._task, now=escape(f"{self._words}  {left}"))

@@ -8,8 +8,8 @@ import pytest
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile
-from orchestrator.lab.first_light.measurements.texts import plan
+from orchestrator.lab.first_light import devices, overlap, pipelines, prefill
+from orchestrator.lab.first_light.pipelines import plan
 from orchestrator.lab.first_light.stages import Asked, LightSettings, stage_names
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
@@ -97,13 +97,13 @@ def test_a_profile_has_the_draft_in_mlx_where_core_ml_fails(monkeypatch: pytest.
             raise PipelineError(REASON)
         return load_profile("m3-pro-qwen3-4b")
 
-    monkeypatch.setattr(profile, "has_neural_engine", lambda: True)
-    monkeypatch.setattr(profile, "calibrate", calibrate)
-    found = profile.measure(ASKED)
+    monkeypatch.setattr(devices, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(devices, "calibrate", calibrate)
+    found = devices.profile(ASKED)
 
     assert REASON in found.notes[0]
     assert "engine is mlx" in found.notes[1]
-    assert [attached.name for attached in found.attachments] == [profile.FILE]
+    assert [attached.name for attached in found.attachments] == [devices.FILE]
 
 
 # Prefill -------------------------------------------------------------------------------------------
@@ -146,14 +146,14 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EngineVerdict
     """What was found by examinations of the demo draft, which is converted; the last one counts."""
     verdicts: list[EngineVerdict] = []
     (tmp_path / FOLDER_MODEL).mkdir()
-    monkeypatch.setattr(bench, "conversion_of", lambda _: tmp_path)
-    monkeypatch.setattr(bench, "place_of", lambda _: PLACE)
-    monkeypatch.setattr(bench, "recorded", lambda _: verdicts[-1] if verdicts else None)
+    monkeypatch.setattr(pipelines, "conversion_of", lambda _: tmp_path)
+    monkeypatch.setattr(pipelines, "place_of", lambda _: PLACE)
+    monkeypatch.setattr(pipelines, "recorded", lambda _: verdicts[-1] if verdicts else None)
     return verdicts
 
 
 def core_ml_line() -> tuple[bool, str]:
-    ours, note = bench.with_core_ml_draft(plan(), BenchModels(DEMO_TARGET, DEMO_DRAFT))
+    ours, note = pipelines.with_core_ml_draft(plan(), BenchModels(DEMO_TARGET, DEMO_DRAFT))
     return ours.core_ml_draft, note
 
 

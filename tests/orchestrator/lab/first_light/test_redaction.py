@@ -12,11 +12,11 @@ import pytest
 
 from orchestrator.lab.calibration.calibrate import to_toml
 from orchestrator.lab.findings import Findings, Value
-from orchestrator.lab.first_light.folder import Identity, LightFolder
+from orchestrator.lab.first_light.folder import LightFolder
 from orchestrator.lab.first_light.redaction import Redactor
-from orchestrator.lab.first_light.report import StageReport
+from orchestrator.lab.first_light.report import Run, StageReport
 from orchestrator.lab.first_light.run import Choice, run
-from orchestrator.lab.first_light.stage_runner import Observer, run_stage
+from orchestrator.lab.first_light.stage_process import run_stage
 from orchestrator.lab.first_light.stages import LightSettings, Stage
 from orchestrator.machine.profiles.device_profiles import load_profile, parse_profile
 
@@ -70,8 +70,7 @@ class Silent:
 
     def began(self, stage: Stage, seconds_left: float) -> None: ...
 
-    def observer(self, stage: Stage) -> Observer:
-        return Observer()
+    def notice(self, words: str) -> None: ...
 
     def ended(self, report: object, known: bool) -> None: ...
 
@@ -87,8 +86,9 @@ def test_nothing_that_was_planted_is_in_any_byte_of_the_folder_or_the_archive(
         Stage("fails telling", "", "b", 1, 1),
         Stage("other", "", "c", 1, 1),
     ]
-    identity = Identity(program="p 1", code="c", machine=(f"chip of {HOST}",), options=(f"draft: {HOME}/y",))
-    folder = LightFolder.of(tmp_path / "light", identity, "2026-01-02 03:04 UTC", REDACTOR, [])
+    machine, options = (f"chip of {HOST}",), (f"draft: {HOME}/y",)
+    made = Run(program="p 1", code="c", machine=machine, options=options, began="2026-01-02 03:04 UTC")
+    folder = LightFolder.of(tmp_path / "light", made, REDACTOR, [])
 
     run(
         folder,
@@ -156,8 +156,7 @@ def test_a_name_is_found_whole_in_any_case_and_not_inside_of_words():
 def test_a_user_may_be_called_like_a_word_of_ours(tmp_path: Path):
     folder = LightFolder.of(
         tmp_path / "light",
-        Identity(program="p", code="c", machine=(), options=()),
-        "now",
+        Run(program="p", code="c", machine=(), options=(), began="now"),
         Redactor(("done", "tells", "measured")),
         [],
     )

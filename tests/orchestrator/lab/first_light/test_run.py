@@ -13,23 +13,20 @@ import msgspec
 import pytest
 
 from orchestrator.lab.findings import Findings, Value
-from orchestrator.lab.first_light import stage_runner
-from orchestrator.lab.first_light.folder import REPORT, Identity, LightFolder
-from orchestrator.lab.first_light.measurements.exactness import first_difference
-from orchestrator.lab.first_light.measurements.prefill import crossover
-from orchestrator.lab.first_light.needs import has_neural_engine, lacking
+from orchestrator.lab.first_light import stage_process
+from orchestrator.lab.first_light.folder import REPORT, LightFolder
+from orchestrator.lab.first_light.prefill import crossover
 from orchestrator.lab.first_light.redaction import Redactor
-from orchestrator.lab.first_light.report import LightReport, StageReport
-from orchestrator.lab.first_light.run import Choice, run
-from orchestrator.lab.first_light.stage_process import measurement
-from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
-from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
+from orchestrator.lab.first_light.report import LightReport, Run, StageReport
+from orchestrator.lab.first_light.run import Choice, lacking, run
+from orchestrator.lab.first_light.stage_process import RanStage, measurement, run_stage
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, OnNotice, Stage, has_neural_engine
 from protocol.errors import InputError
 
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
 NAMES = [stage.name for stage in THREE]
 HOUR = Choice(60)
-IDENTITY = Identity(program="p 1", code="c1", machine=("chip",), options=("short: False",))
+ONE = Run(program="p 1", code="c1", machine=("chip",), options=("short: False",), began="now")
 
 
 class Runner:
@@ -45,7 +42,7 @@ class Runner:
         self._failing = failing
         self._late = late
 
-    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, observer: Observer, /) -> RanStage:
+    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, notice: OnNotice, /) -> RanStage:
         if stage.name == self._interrupted:
             raise KeyboardInterrupt
         self.ran.append((stage.name, seconds))
@@ -70,15 +67,14 @@ class Lines:
 
     def began(self, stage: Stage, seconds_left: float) -> None: ...
 
-    def observer(self, stage: Stage) -> Observer:
-        return Observer()
+    def notice(self, words: str) -> None: ...
 
     def ended(self, report: StageReport, known: bool) -> None:
         self.ends.append((report.stage, report.status, known))
 
 
-def opened(path, identity: Identity = IDENTITY, wanted=NAMES) -> LightFolder:
-    return LightFolder.of(path / "light", identity, "now", Redactor(), wanted)
+def opened(path, run: Run = ONE, wanted=NAMES) -> LightFolder:
+    return LightFolder.of(path / "light", run, Redactor(), wanted)
 
 
 def light(
@@ -124,7 +120,7 @@ def test_another_program_machine_or_option_begins_another_folder(tmp_path, field
     with pytest.raises(KeyboardInterrupt):
         light(opened(tmp_path), Runner(interrupted="two"))
     value = "c2" if field == "code" else ("other",)
-    other = opened(tmp_path, msgspec.structs.replace(IDENTITY, **{field: value}))
+    other = opened(tmp_path, msgspec.structs.replace(ONE, **{field: value}))
 
     assert other.path.name == "light-2"
     assert not other.done()
@@ -292,12 +288,6 @@ def test_a_neural_engine_is_looked_for_on_apple_silicon_with_core_ml(monkeypatch
     assert has_neural_engine() is there
 
 
-def test_the_first_difference_of_two_texts():
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2, 3], [1, 2]) == 2
-
-
 def test_a_crossover_is_where_one_stays_ahead():
     assert crossover({64: 9, 128: 5, 256: 5, 512: 5}, {64: 1, 128: 6, 256: 4, 512: 6}) == 512
     assert crossover({64: 1, 128: 1}, {64: 2, 128: 2}) == 64
@@ -310,8 +300,8 @@ def test_a_crossover_is_where_one_stays_ahead():
 FAKE = (sys.executable, "-m", "tests.support.fake_stage")
 
 
-def ran(name: str, seconds: float = 30.0, observer: Observer | None = None) -> RanStage:
-    return run_stage(Stage(name, "", name, 1, 1), LightSettings(), seconds, observer or Observer(), program=FAKE)
+def ran(name: str, seconds: float = 30.0, notice: OnNotice = lambda _: None) -> RanStage:
+    return run_stage(Stage(name, "", name, 1, 1), LightSettings(), seconds, notice, program=FAKE)
 
 
 def running() -> str:
@@ -321,7 +311,7 @@ def running() -> str:
 
 def test_what_a_stage_finds_is_its_report_and_what_it_says_is_heard():
     heard: list[str] = []
-    report = ran("good", observer=Observer(heard.append)).report
+    report = ran("good", notice=heard.append).report
 
     assert report.status == "done"
     assert report.findings.values == (Value("seven", 7.0),)
@@ -349,7 +339,7 @@ def test_what_a_stage_had_found_before_it_broke_is_kept():
 
 
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stage_runner, "_ENDING_SECONDS", 0.2)
+    monkeypatch.setattr(stage_process, "_ENDING_SECONDS", 0.2)
     began = time.monotonic()
     report = ran("hangs", seconds=0.5).report
 
@@ -363,7 +353,7 @@ def test_an_interrupt_ends_the_stage_at_once():
     began = time.monotonic()
 
     with pytest.raises(KeyboardInterrupt):
-        ran("waits", observer=Observer(notice=lambda _: timer.start()))
+        ran("waits", notice=lambda _: timer.start())
     assert time.monotonic() - began < 20
     assert not running()
 

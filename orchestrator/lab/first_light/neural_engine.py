@@ -10,7 +10,7 @@ import msgspec
 
 from orchestrator.lab.findings import Cell, Findings, Table, Value
 from orchestrator.lab.first_light.forwards import ForwardOrder, examined
-from orchestrator.lab.first_light.measurements.texts import plan
+from orchestrator.lab.first_light.pipelines import plan
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.check import Check
 from orchestrator.machine.drafts.converted_draft import converted_draft

@@ -14,7 +14,7 @@ from orchestrator.lab.bench.names import AUTOREGRESSIVE
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Field, Findings, tabulated
 from orchestrator.lab.first_light.forwards import ForwardOrder, Loop, LoopTimed, examined
-from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
+from orchestrator.lab.first_light.pipelines import measured_pair, plan, prompts
 from orchestrator.lab.first_light.stages import Asked
 
 _PROMPT = 32

@@ -8,9 +8,8 @@ from statistics import median
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.findings import Cell, Findings, Table, Value
-from orchestrator.lab.first_light.measurements.texts import plan
-from orchestrator.lab.first_light.needs import has_neural_engine
-from orchestrator.lab.first_light.stages import Asked
+from orchestrator.lab.first_light.pipelines import plan
+from orchestrator.lab.first_light.stages import Asked, has_neural_engine
 from orchestrator.machine.hardware import computes_on_gpu
 from protocol.contracts.engines import NO_DRAFT, PrefillEngineName
 from protocol.errors import PipelineError
