@@ -9,7 +9,7 @@ from orchestrator.lab.findings import AttachedFile, Findings, Value
 from orchestrator.lab.first_light.stages import Asked, has_neural_engine
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
-from orchestrator.runtime.doctor.doctor import examine
+from orchestrator.runtime.doctor import examine
 from protocol.child_process import reports
 from protocol.contracts.engines import DraftEngineName
 from protocol.errors import PipelineError

@@ -19,8 +19,7 @@ from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.stages import Asked, LightSettings
 from orchestrator.machine.check import Check
 from orchestrator.machine.downloads.default_target import VARIABLE
-from orchestrator.machine.neural_engine.examination import StageOutcome
-from orchestrator.machine.neural_engine.judgement import judge
+from orchestrator.machine.neural_engine import StageOutcome, judge
 from protocol.contracts.coreml.examination import Agreed, Loaded, Loading, Predicted, Timed
 from protocol.contracts.coreml.neural_engine import ExaminedSystem
 from tests.support.bench_measurements import measurement

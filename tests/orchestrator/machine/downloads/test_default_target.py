@@ -27,7 +27,7 @@ from orchestrator.machine.downloads.default_target import (
 )
 from orchestrator.machine.downloads.package_index import Wheel
 from orchestrator.machine.models.checkpoints import demo_model
-from orchestrator.runtime.doctor.doctor import default_pair
+from orchestrator.runtime.doctor import default_pair
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
 from tests.support.package_index import NAME, Offer, ask_only, offer, serving

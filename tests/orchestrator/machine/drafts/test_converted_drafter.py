@@ -9,7 +9,7 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.engines import coreml
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.draft_choice import draft_choice
-from orchestrator.runtime.doctor.models import draft_finding
+from orchestrator.runtime.model_checks import draft_finding
 from protocol.contracts.engines import AUTO
 from protocol.messages.features import FeatureForm
 from tests.support.models.drafter_packages import TARGET_LAYERS, setup, write_drafter

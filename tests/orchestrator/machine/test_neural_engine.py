@@ -21,9 +21,8 @@ from orchestrator.machine.check import Check
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
 from orchestrator.machine.models.checkpoints import demo_model
-from orchestrator.machine.neural_engine.examination import Limits, StageOutcome
-from orchestrator.machine.neural_engine.judgement import judge
-from orchestrator.runtime.doctor.models import examined
+from orchestrator.machine.neural_engine import Limits, StageOutcome, judge
+from orchestrator.runtime.model_checks import examined
 from protocol.contracts.coreml.examination import (
     Agreed,
     ExaminationOrder,
@@ -135,7 +134,7 @@ def test_where_there_is_none_the_command_says_so_and_ends_well():
     (finding,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 
     assert finding["status"] == "ok"
-    assert "there is none" in finding["text"]
+    assert "which is no Neural Engine" in finding["text"]
 
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="Core ML's predict exists on macOS alone")

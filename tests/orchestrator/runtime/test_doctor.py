@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.machine.network import reachable_host
-from orchestrator.runtime.doctor.doctor import (
+from orchestrator.runtime.doctor import (
     local_network,
     macos_version,
     metal_kernels,

@@ -9,11 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from msgspec.structs import asdict
 from packaging.requirements import Requirement
 
 from orchestrator.machine import hardware as machine_facts
@@ -27,7 +25,6 @@ from orchestrator.machine.placement import usual_cores
 from orchestrator.runtime.session import stale_sessions
 from protocol.contracts.coreml.neural_engine import EngineVerdict, all_recorded
 from protocol.contracts.model_folder import ModelFolder
-from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
 from protocol.messages.base import Role
@@ -93,7 +90,7 @@ def metal_kernels(system: str, built_for: int | None, mlx: str | None) -> Check:
 
 
 _GIB = 1 << 30
-_CHECKOUT = Path(__file__).parents[3]
+_CHECKOUT = Path(__file__).parents[2]
 _NOT_FOR_ALL = "another terminal program, or a launchd agent, may be refused without a word"
 _ROLES: tuple[Role, ...] = ("target", "draft")
 
@@ -108,11 +105,6 @@ def examine() -> list[Check]:
         *(temporary_folder(), leftovers(), local_network(own_host()), default_pair(), demo_pair()),
         *neural_engine(),
     ]
-
-
-def to_json(findings: Sequence[Check]) -> list[dict[str, Any]]:
-    """The findings as JSON values, in order."""
-    return [asdict(finding) for finding in findings]
 
 
 def reinstall(folder: Path = _CHECKOUT) -> str:
@@ -269,15 +261,11 @@ def default_pair() -> Check:
 
 def demo_pair() -> Check:
     try:
-        folders = [demo_model(role) for role in _ROLES]
-        for folder in folders:
-            ModelFolder(folder).examined_tensors()
-        same = len({vocabulary_fingerprint(folder) for folder in folders}) == 1
+        for role in _ROLES:
+            ModelFolder(demo_model(role)).examined_tensors()
     except PipelineError as error:
         return Check("demo pair", "fail", str(error), reinstall())
-    if not same:
-        return Check("demo pair", "fail", "the two tokenizers differ", reinstall())
-    return Check("demo pair", "ok", "target and draft are complete and share a tokenizer")
+    return Check("demo pair", "ok", "target and draft are complete")
 
 
 def neural_engine(system: str = sys.platform) -> list[Check]:
