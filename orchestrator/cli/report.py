@@ -1,6 +1,5 @@
 """Results as text for the user: the summary of a generation, findings, tables that are never cut."""
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,9 +20,7 @@ READING = "Reading the prompt ..."
 _GAP = 2
 """Blanks between columns."""
 _SHORT = 14
-"""Characters; a longer word may be broken, behind one of /_- in it."""
-_SPACED = re.compile(r"\S+\s*|\s+")
-_PIECES = re.compile(r"[^\s/_-]*[/_-]+\s*|[^\s/_-]+\s*|\s+")
+"""Characters; a longer word may be broken."""
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
@@ -112,9 +109,9 @@ def print_whole(table: Table) -> None:
         return
     shown = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=any(titles))
     for title, width in zip(titles, widths, strict=True):
-        shown.add_column(wrapped(title, width), width=width)
+        shown.add_column(title, width=width, overflow="fold")
     for row in rows:
-        shown.add_row(*(wrapped(cell, width) for cell, width in zip(row, widths, strict=True)))
+        shown.add_row(*row)
     Console(width=max(room + _GAP * (len(columns) - 1), console.width)).print(shown)
 
 
@@ -132,31 +129,8 @@ def _widths(least: Sequence[int], whole: Sequence[int], room: int) -> list[int] 
 
 
 def _least(text: Text) -> int:
-    """Characters below which a short word would be broken, or a long one between two letters."""
-    longest = max(map(len, text.plain.split()), default=0)
-    pieces = max((len(piece.rstrip()) for piece in _PIECES.findall(text.plain)), default=0)
-    return min(longest, max(pieces, _SHORT))
-
-
-def wrapped(text: Text, width: int) -> Text:
-    """`text` in lines of at most `width` characters, where its pieces allow it."""
-    lines: list[Text] = []
-    for line in text.split("\n"):
-        breaks, begun, end = [], 0, 0
-        for piece in (word for words in _SPACED.findall(line.plain) for word in _parts(words, width)):
-            if end > begun and end + len(piece.rstrip()) - begun > width:
-                breaks.append(end)
-                begun = end
-            end += len(piece)
-        lines += line.divide(breaks)
-    for line in lines:
-        line.rstrip()
-    return Text("\n").join(lines)
-
-
-def _parts(word: str, width: int) -> list[str]:
-    """A word that has its place in a line is whole."""
-    return [word] if len(word.rstrip()) <= max(width, _SHORT) else _PIECES.findall(word)
+    """Characters below which a short word would be broken."""
+    return max((min(len(word), _SHORT) for word in text.plain.split()), default=0)
 
 
 def _print_fields(console: Console, titles: Sequence[Text], rows: Sequence[Sequence[Text]]) -> None:
@@ -167,4 +141,4 @@ def _print_fields(console: Console, titles: Sequence[Text], rows: Sequence[Seque
         for title, cell in zip(titles, row, strict=True):
             if cell:
                 line = Text.assemble(title, ": ", cell) if title else cell
-                console.print(wrapped(line, console.width), soft_wrap=True, highlight=False)
+                console.print(line, highlight=False, overflow="fold")

@@ -2,12 +2,11 @@
 
 import random
 import time
-from collections.abc import Iterator, Sequence
 from statistics import median
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.lab.findings import Cell, Findings, Table, Value
+from orchestrator.lab.findings import Findings, Table, Value
 from orchestrator.lab.first_light.pipelines import plan
 from orchestrator.lab.first_light.stages import Asked, has_neural_engine
 from orchestrator.machine.hardware import computes_on_gpu
@@ -53,13 +52,15 @@ def _first_tokens(asked: Asked, engine: PrefillEngineName) -> dict[int, float]:
 
 
 def _findings(times: dict[PrefillEngineName, dict[int, float]], note: str) -> Findings:
-    rows: list[tuple[Cell, ...]] = [
-        (length, *(1e3 * seconds[length] for seconds in times.values())) for length in times["none"]
-    ]
+    rows = tuple((length, *(1e3 * seconds[length] for seconds in times.values())) for length in times["none"])
     columns = ("prompt tokens", *(f"{_NAMES[engine]}, ms" for engine in times))
+    values = [Value("Core ML is faster than MLX from about", 500, "tokens", "reported", "M4, Qwen2.5")]
+    if (found := crossover(times.get("coreml", {}), times.get("mlx", {}))) is not None:
+        name = "Core ML is faster than an MLX process from"
+        values.insert(0, Value(name, found, "tokens", "computed", "and at all longer lengths"))
     return Findings(
-        values=tuple(_crossover(times)),
-        tables=(Table("Time to the first token", columns, tuple(rows), _NOTE),),
+        values=tuple(values),
+        tables=(Table("Time to the first token", columns, rows, _NOTE),),
         notes=(note,) if note else (),
     )
 
@@ -74,29 +75,14 @@ def crossover(one: dict[int, float], other: dict[int, float]) -> int | None:
     return found
 
 
-def _crossover(times: dict[PrefillEngineName, dict[int, float]]) -> Iterator[Value]:
-    if "coreml" in times:
-        found = crossover(times["coreml"], times["mlx"])
-        if found is not None:
-            yield Value(
-                "Core ML is faster than an MLX process from", found, "tokens", "computed", "and at all longer lengths"
-            )
-    yield Value("Core ML is faster than MLX from about", 500, "tokens", "reported", "M4, Qwen2.5")
-
-
 def _first_token(pipeline: Pipeline, vocabulary: int, length: int, repeats: int) -> float:
     """Seconds; the first prompt of a length is not counted."""
-    seconds = [_once(pipeline, _prompt(vocabulary, length, repeat)) for repeat in range(repeats + 1)]
-    return median(seconds[1:])
-
-
-def _once(pipeline: Pipeline, prompt: Sequence[int]) -> float:
-    began = time.perf_counter()
-    pipeline.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1))
-    return time.perf_counter() - began
-
-
-def _prompt(vocabulary: int, length: int, seed: int) -> list[int]:
-    # Other numbers for each length and repeat: a shared beginning would be in the prefix cache.
-    source = random.Random(1000 * length + seed)
-    return [source.randrange(vocabulary) for _ in range(length)]
+    taken: list[float] = []
+    for repeat in range(repeats + 1):
+        # Other numbers for each length and repeat: a shared beginning would be in the prefix cache.
+        source = random.Random(1000 * length + repeat)
+        prompt = [source.randrange(vocabulary) for _ in range(length)]
+        began = time.perf_counter()
+        pipeline.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1))
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])

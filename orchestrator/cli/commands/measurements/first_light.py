@@ -18,10 +18,8 @@ from orchestrator.lab.first_light.stages import stage_names
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 if TYPE_CHECKING:
-    from orchestrator.lab.first_light.folder import LightFolder
     from orchestrator.lab.first_light.report import LightReport, StageReport
-    from orchestrator.lab.first_light.run import Choice
-    from orchestrator.lab.first_light.stages import LightSettings, Stage
+    from orchestrator.lab.first_light.stages import Stage
 
 _FAILED = 1
 _FOLDER = "first-light"
@@ -76,15 +74,28 @@ def first_light(
     launch-pipeline first-light --minutes 15 --skip second-bench
     launch-pipeline first-light --only neural-engine
     """
-    from orchestrator.lab.first_light.run import Choice
+    from orchestrator.lab.bench.prompts import shipped_prompts
+    from orchestrator.lab.first_light.folder import LightFolder, this_run
+    from orchestrator.lab.first_light.redaction import Redactor
+    from orchestrator.lab.first_light.run import Choice, run
     from orchestrator.lab.first_light.stages import LightSettings
 
     settings = LightSettings(short=short, second_pair=second_pair)
     wanted = [] if only else [name for name in stage_names() if name not in skip]
-    choice = Choice(minutes, only, skip)
-    folder = _folder(out or Path(_FOLDER), settings, wanted)
-    _tell_begin(folder, quiet=as_json)
-    report = _run(folder, settings, choice, quiet=as_json)
+    began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    redactor = Redactor.of_this_machine(shipped_prompts())
+    folder = LightFolder.of(out or Path(_FOLDER), this_run(settings, began), redactor, wanted)
+    if not as_json:
+        verb = "Going on with" if folder.resumed else "Writing to"
+        advice = "Ctrl-C stops; the same command goes on. Leave the machine alone meanwhile."
+        say(f"{verb} {folder.path}. {advice}", err=True)
+    try:
+        with _Screen(quiet=as_json) as screen:
+            report = run(folder, settings, Choice(minutes, only, skip), screen)
+    except KeyboardInterrupt:
+        done = f"{len(folder.done())} of {len(stage_names())} stages are in {folder.path}"
+        say(f"{done}; the same command goes on with the others.", err=True)
+        raise
     archive = folder.archive()
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
@@ -94,49 +105,17 @@ def first_light(
         sys.exit(_FAILED)
 
 
-def _folder(path: Path, settings: "LightSettings", wanted: list[str]) -> "LightFolder":
-    """The folder of the run with these settings, or a new one for `wanted` stages."""
-    from orchestrator.lab.bench.prompts import shipped_prompts
-    from orchestrator.lab.first_light.folder import LightFolder, this_run
-    from orchestrator.lab.first_light.redaction import Redactor
-
-    began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return LightFolder.of(path, this_run(settings, began), Redactor.of_this_machine(shipped_prompts()), wanted)
-
-
-def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", quiet: bool) -> "LightReport":
-    from orchestrator.lab.first_light.run import run
-
-    try:
-        with _Screen(quiet) as screen:
-            return run(folder, settings, choice, screen)
-    except KeyboardInterrupt:
-        done = len(folder.done())
-        told = f"{done} of {len(stage_names())} stages are in {folder.path}; the same command goes on with the others."
-        say(told, err=True)
-        raise
-
-
-def _tell_begin(folder: "LightFolder", quiet: bool) -> None:
-    if not quiet:
-        verb = "Going on with" if folder.resumed else "Writing to"
-        say(
-            f"{verb} {folder.path}. Ctrl-C stops; the same command goes on. Leave the machine alone meanwhile.",
-            err=True,
-        )
-
-
 def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
     from orchestrator.lab.first_light.report import settled
 
     for sentence in settled(report.stages):
         say(sentence)
-    say(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {_shown(archive)}")
-    wrong = [stage for stage in report.stages if not stage.good]
-    if wrong:
-        say(f"Something is wrong in: {', '.join(stage.stage for stage in wrong)}. The page says what.")
-    failed = [stage.stage for stage in report.stages if stage.status == "failed"]
-    if failed:
+    # As short as it can be typed here.
+    sent = archive.relative_to(Path.cwd()) if archive.is_relative_to(Path.cwd()) else archive
+    say(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {sent}")
+    if wrong := [stage.stage for stage in report.stages if not stage.good]:
+        say(f"Something is wrong in: {', '.join(wrong)}. The page says what.")
+    if failed := [stage.stage for stage in report.stages if stage.status == "failed"]:
         say(
             f"The same command measures again what failed ({', '.join(failed)}), and keeps what is done. For a new run "
             "pass another folder as --out."
@@ -145,11 +124,6 @@ def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
         "Next: look at the page, then open an issue in this project's repository with the form `First light`, and "
         "attach the zip. It has no prompts, names or paths."
     )
-
-
-def _shown(file: Path) -> Path:
-    """As short as it can be typed here."""
-    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
 class _Screen:
