@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -162,22 +163,20 @@ def test_a_target_is_loaded_in_a_process_of_its_own_and_its_level_told():
     assert f"(llama) is a tree model: {MEANINGS['tree']}. Several requests share a forward" in found["text"]
 
 
-@pytest.mark.parametrize("level", ["chain", "plain"])
-def test_a_lower_level_is_told_with_its_reason(level: Level):
-    finding = described(Path("models/LFM2-1B"), report(level, "its recurrent layers keep one state."))
+@pytest.mark.parametrize(
+    ("level", "layers", "states"),
+    [("chain", 6, "The states of its 6 layers can be recorded"), ("plain", 0, "Its states can't be recorded")],
+)
+def test_a_lower_level_is_told_with_its_reason_and_whether_its_states_can_be_read(
+    level: Level, layers: int, states: str
+):
+    found = msgspec.structs.replace(report(level, "its recurrent layers keep one state."), recorded_layers=layers)
+    finding = described(Path("models/LFM2-1B"), found)
 
     assert finding.status == "ok"
     assert finding.text.startswith(f"LFM2-1B (lfm2) is a {level} model: {MEANINGS[level]}. It is no higher level: its")
     assert "keep one state. Several requests are evaluated in turns; the context is 4,096 tokens." in finding.text
-
-
-@pytest.mark.parametrize(
-    ("layers", "words"), [(6, "The states of its 6 layers can be recorded"), (0, "Its states can't be recorded")]
-)
-def test_whether_a_drafter_can_read_its_states_is_told(layers: int, words: str):
-    found = described(Path("m"), msgspec.structs.replace(report("tree"), recorded_layers=layers))
-
-    assert words in found.text
+    assert states in finding.text
 
 
 def test_a_model_that_can_not_be_loaded_is_told_with_its_sentence(tmp_path: Path):
@@ -195,24 +194,18 @@ def test_a_model_that_can_not_be_loaded_is_told_with_its_sentence(tmp_path: Path
 
 def test_a_name_without_a_model_is_a_failure_with_the_next_step(tmp_path: Path):
     result = CliRunner().invoke(cli, ["doctor", "--json", "--target", str(tmp_path / "none")])
-    (found,) = json.loads(result.stdout)
 
     assert result.exit_code == 1
-    assert "There is no folder" in found["text"]
+    assert "There is no folder" in json.loads(result.stdout)[0]["text"]
 
 
-def test_a_process_that_crashes_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch):
-    def crash(*_: Any, **__: Any) -> Any:
-        return subprocess.CompletedProcess([], -9, b"", b"")
+@pytest.mark.parametrize("end", [subprocess.CompletedProcess([], -9, b"", b""), subprocess.TimeoutExpired([], 1.0)])
+def test_a_process_that_crashes_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch, end: Any):
+    monkeypatch.setattr(model_checks.subprocess, "run", Mock(side_effect=[end]))
+    finding = target_finding(str(DEMO_TARGET))
 
-    def hang(*_: Any, **__: Any) -> Any:
-        raise subprocess.TimeoutExpired([], 1.0)
-
-    for end in (crash, hang):
-        monkeypatch.setattr(model_checks.subprocess, "run", end)
-        finding = target_finding(str(DEMO_TARGET))
-        assert (finding.status, finding.next_step is None) == ("fail", False)
-        assert "crashed or hung" in finding.text
+    assert (finding.status, finding.next_step is None) == ("fail", False)
+    assert "crashed or hung" in finding.text
 
 
 def test_a_target_in_the_environment_does_not_replace_the_examination_of_the_machine():

@@ -127,56 +127,31 @@ def test_another_program_machine_or_option_begins_another_folder(tmp_path, field
     assert opened(tmp_path).path.name == "light"
 
 
-def test_a_finished_run_is_followed_by_a_new_one(tmp_path):
-    light(opened(tmp_path), Runner())
-
-    assert opened(tmp_path).path.name == "light-2"
-
-
-def test_a_stage_that_is_asked_for_alone_is_measured_again(tmp_path):
-    light(opened(tmp_path), Runner())
-    again = Runner()
-    report = light(opened(tmp_path, wanted=[]), again, Choice(60, only=("two",)))
-
-    assert again.names == ["two"]
-    assert set(states(report).values()) == {"done"}
-
-
-def test_a_folder_with_other_things_is_refused(tmp_path):
-    (tmp_path / "light").mkdir()
-    (tmp_path / "light" / "thesis.txt").write_text("mine")
-
-    with pytest.raises(InputError, match="choose another folder"):
-        opened(tmp_path)
-
-
-def test_a_stage_that_fails_is_a_finding_and_the_rest_goes_on(tmp_path):
-    runner = Runner(failing="one")
-    report = light(opened(tmp_path), runner)
-
-    assert runner.names == NAMES
-    assert (report.stages[0].status, report.stages[0].reason) == ("failed", "it broke")
-    assert not report.stages[0].good
-    assert (tmp_path / "light" / "logs" / "one.txt").read_text() == "last words"
-
-
 def test_a_stage_that_no_longer_fits_is_skipped_and_told_and_measured_by_the_next_start(tmp_path):
-    report = light(opened(tmp_path), Runner(), Choice(25))
-    again = Runner()
+    """No stage gets more time than is left."""
+    runner, again = Runner(), Runner()
+    report = light(opened(tmp_path), runner, Choice(25))
+    light(opened(tmp_path), again)
 
     assert states(report) == {"one": "done", "two": "done", "three": "skipped"}
     assert report.stages[2].reason == "it needs about 10 minutes, and 5.0 were left"
-    light(opened(tmp_path), again)
+    assert runner.ran == [("one", 60 * 20), ("two", 60 * 15)]
     assert again.names == ["three"]
 
 
-@pytest.mark.parametrize("runner", [Runner(failing="two"), Runner(late="two")], ids=["fails", "hangs"])
-def test_a_failed_stage_alone_is_measured_again_by_the_next_start(tmp_path, runner: Runner):
-    light(opened(tmp_path), runner)
-    again = Runner()
-    folder = opened(tmp_path)
+@pytest.mark.parametrize(
+    ("runner", "reason"),
+    [(Runner(failing="two"), "it broke"), (Runner(late="two"), "it was late")],
+    ids=["fails", "hangs"],
+)
+def test_a_stage_that_fails_is_a_finding_and_alone_measured_again_by_the_next_start(tmp_path, runner, reason: str):
+    failed = light(opened(tmp_path), runner)
+    folder, again = opened(tmp_path), Runner()
     report = light(folder, again)
 
+    assert runner.names == NAMES
+    assert (tmp_path / "light" / "logs" / "two.txt").exists()
+    assert (failed.stages[1].status, failed.stages[1].reason, failed.stages[1].good) == ("failed", reason, False)
     assert folder.path.name == "light"
     assert again.names == ["two"]
     assert set(states(report).values()) == {"done"}
@@ -201,13 +176,6 @@ def test_a_stage_that_the_end_of_the_run_ended_is_measured_by_the_next_start(tmp
     assert (ended.stages[1].status, ended.stages[1].reason) == ("skipped", "the 25 minutes of this run were over")
     assert again.names == ["two", "three"]
     assert (hung.stages[1].status, hung.stages[1].reason) == ("failed", "it was late")
-
-
-def test_no_stage_gets_more_time_than_is_left(tmp_path):
-    runner = Runner()
-    light(opened(tmp_path), runner, Choice(25))
-
-    assert runner.ran == [("one", 60 * 20), ("two", 60 * 15)]
 
 
 def test_what_is_left_out_is_not_asked_for_and_what_is_not_here_is_told(tmp_path):
@@ -247,11 +215,15 @@ def test_a_stage_runs_that_is_chosen_not_done_and_lacks_nothing(tmp_path, choice
     assert ("one" in runner.names) is runs
 
 
-def test_a_damaged_result_is_measured_again(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"stage": "two", "status": "moon"}'])
+def test_a_damaged_result_is_measured_again_and_a_damaged_folder_refused(tmp_path, content: bytes):
     light(opened(tmp_path), Runner())
-    (tmp_path / "light" / "stages" / "two.json").write_text("{")
+    (tmp_path / "light" / "stages" / "two.json").write_bytes(content)
 
     assert set(opened(tmp_path).done()) == {"one", "three"}
+    (tmp_path / "light" / "run.json").write_bytes(content)
+    with pytest.raises(InputError, match="choose another folder"):
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
@@ -313,29 +285,22 @@ def test_what_a_stage_finds_is_its_report_and_what_it_says_is_heard():
     heard: list[str] = []
     report = ran("good", notice=heard.append).report
 
-    assert report.status == "done"
-    assert report.findings.values == (Value("seven", 7.0),)
-    assert heard == ["good has begun"]
+    assert (report.status, report.findings.values, heard) == ("done", (Value("seven", 7.0),), ["good has begun"])
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "reason", "found"),
     [
-        ("crashes", "its process ended by signal 11"),
-        ("quits", "its process ended with exit code 3"),
-        ("fails", "the compiler has had enough"),
+        ("crashes", "its process ended by signal 11", ()),
+        ("quits", "its process ended with exit code 3", ()),
+        ("fails", "the compiler has had enough", ()),
+        ("fails late", "the compiler has had enough", ("one", "two")),
     ],
 )
-def test_a_stage_that_breaks_is_told_with_the_reason(name: str, reason: str):
+def test_a_stage_that_breaks_is_told_with_the_reason_and_what_it_had_found(name: str, reason: str, found: tuple):
     report = ran(name).report
 
-    assert (report.status, report.reason) == ("failed", reason)
-
-
-def test_what_a_stage_had_found_before_it_broke_is_kept():
-    report = ran("fails late").report
-
-    assert (report.status, report.findings.notes) == ("failed", ("one", "two"))
+    assert (report.status, report.reason, report.findings.notes) == ("failed", reason, found)
 
 
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):
