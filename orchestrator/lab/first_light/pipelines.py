@@ -1,16 +1,20 @@
 """What `bench` answers: every strategy's tokens, where the draft should compute, and the speed beside mlx-lm's own."""
 
 import os
+import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from orchestrator.api.chat_prompts import own_template
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench import strategies
 from orchestrator.lab.bench.contender import PipelineContender
@@ -21,7 +25,7 @@ from orchestrator.lab.bench.names import AUTOREGRESSIVE
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.trials import PipelineEntry, encoded, measured
-from orchestrator.lab.findings import Field, Findings, Listener, tabulated
+from orchestrator.lab.findings import Field, Findings, Listener, Table, Value, tabulated
 from orchestrator.lab.first_light.forwards import WHOLE_FLOAT32, float32_copy
 from orchestrator.lab.first_light.stages import Asked, OnNotice, has_neural_engine
 from orchestrator.machine.drafts.auto_draft import place_of
@@ -29,6 +33,7 @@ from orchestrator.machine.drafts.converted_draft import conversion_of, converted
 from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
+from protocol.contracts.engines import NO_DRAFT, PrefillEngineName
 from protocol.errors import PipelineError
 from protocol.shown_names import model_name
 
@@ -255,3 +260,81 @@ def _fastest(found: Sequence[BenchRow]) -> str:
     rates = ", ".join(f"{row.contender} {row.tokens_per_second:.1f}" for row in found)
     best = max(found, key=lambda row: row.tokens_per_second)
     return f"Placement at T = {best.temperature:g}, tokens/s with the draft on: {rates}; fastest: {best.contender}."
+
+
+# Prompts -----------------------------------------------------------------------------------------------
+
+_READERS: dict[PrefillEngineName, str] = {"none": "the target itself", "mlx": "MLX process", "coreml": "Core ML"}
+_LENGTHS, _ON_A_PROCESSOR, _SHORT = (64, 128, 256, 512, 1024, 2048), (64, 256, 512), (64, 128)
+_PROMPTS_NOTE = (
+    "Milliseconds from the request to the first token at the client; random prompts, none of which shares a beginning "
+    "with another. A prompt that is too short for the prefill process is read by the target itself."
+)
+
+
+def prefill(asked: Asked) -> Findings:
+    """Reading a prompt: by the target itself, by a prefill process in MLX, and by Core ML; by the prompt's length."""
+    engines: tuple[PrefillEngineName, ...] = ("none", "mlx", "coreml") if has_neural_engine() else ("none", "mlx")
+    note = "" if has_neural_engine() else "Core ML: not here, no Neural Engine with Core ML."
+    times: dict[PrefillEngineName, dict[int, float]] = {}
+    for engine in engines:
+        try:
+            times[engine] = _first_tokens(asked, engine)
+        except PipelineError as error:
+            if engine != "coreml":
+                raise
+            note = f"Core ML: not measured. {error}"
+        asked.so_far(_read(times, note))
+    return _read(times, note)
+
+
+def _first_tokens(asked: Asked, engine: PrefillEngineName) -> dict[int, float]:
+    """Seconds to the first token by the prompt's length."""
+    gpu = computes_on_gpu()
+    lengths = _SHORT if asked.settings.short else _LENGTHS if gpu else _ON_A_PROCESSOR
+    asked.notice(f"{_READERS[engine]}, loading models")
+    times: dict[int, float] = {}
+    target = str(plan().models().target)
+    with Pipeline(target, draft_engine=NO_DRAFT, strategy="ar", prefill_engine=engine) as pipeline:
+        state = pipeline.state()
+        for length in (length for length in lengths if length + 2 <= state.context):
+            asked.notice(f"{_READERS[engine]}, {length} tokens")
+            times[length] = _first_token(pipeline, state.vocabulary, length, asked.sized(1, 5 if gpu else 2))
+    return times
+
+
+def _read(times: dict[PrefillEngineName, dict[int, float]], note: str) -> Findings:
+    rows = tuple((length, *(1e3 * seconds[length] for seconds in times.values())) for length in times["none"])
+    columns = ("prompt tokens", *(f"{_READERS[engine]}, ms" for engine in times))
+    values = [Value("Core ML is faster than MLX from about", 500, "tokens", "reported", "M4, Qwen2.5")]
+    if (found := crossover(times.get("coreml", {}), times.get("mlx", {}))) is not None:
+        name = "Core ML is faster than an MLX process from"
+        values.insert(0, Value(name, found, "tokens", "computed", "and at all longer lengths"))
+    return Findings(
+        values=tuple(values),
+        tables=(Table("Time to the first token", columns, rows, _PROMPTS_NOTE),),
+        notes=(note,) if note else (),
+    )
+
+
+def crossover(one: dict[int, float], other: dict[int, float]) -> int | None:
+    """The shortest length from which on `one` is faster than `other` at all longer ones too; None if there is none."""
+    found = None
+    for length in sorted(one.keys() & other.keys(), reverse=True):
+        if one[length] >= other[length]:
+            break
+        found = length
+    return found
+
+
+def _first_token(pipeline: Pipeline, vocabulary: int, length: int, repeats: int) -> float:
+    """Seconds; the first prompt of a length is not counted."""
+    taken: list[float] = []
+    for repeat in range(repeats + 1):
+        # Other numbers for each length and repeat: a shared beginning would be in the prefix cache.
+        source = random.Random(1000 * length + repeat)
+        prompt = [source.randrange(vocabulary) for _ in range(length)]
+        began = time.perf_counter()
+        pipeline.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1))
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])

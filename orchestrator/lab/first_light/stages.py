@@ -49,10 +49,10 @@ STAGES = (
     Stage("idle", "idle.measure", "Idle time between rounds, beside mlx-lm's own loop", 1, 10),
     Stage("hand-off", "devices.hand_off", "Handing KV over", 1, 5),
     Stage("neural-engine", "neural_engine.measure", "The draft on the Neural Engine", 8, 30, ("Neural Engine",), 3.0),
-    Stage("overlap", "overlap.measure", "Draft and target at the same time", 2, 15),
+    Stage("overlap", "devices.overlap", "Draft and target at the same time", 2, 15),
     Stage("placement", "pipelines.placement", "Where the draft computes: in turns, beside, Neural Engine", 3, 25),
     Stage("profile", "devices.profile", "Costs of target and draft, and this machine's profile", 4, 15),
-    Stage("prefill", "prefill.measure", "Reading a prompt: target, MLX and Core ML", 4, 25, (), 0.5),
+    Stage("prefill", "pipelines.prefill", "Reading a prompt: target, MLX and Core ML", 4, 25, (), 0.5),
     Stage("bench", "pipelines.bench", "Against mlx-lm: the default pair", 6, 20, (), 0.5),
     Stage("second-bench", "pipelines.larger_bench", "Against mlx-lm: a larger pair", 10, 25, ("GPU", "second pair")),
     Stage(

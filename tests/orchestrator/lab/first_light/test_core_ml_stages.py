@@ -8,7 +8,7 @@ import pytest
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light import devices, overlap, pipelines, prefill
+from orchestrator.lab.first_light import devices, pipelines
 from orchestrator.lab.first_light.pipelines import plan
 from orchestrator.lab.first_light.stages import Asked, LightSettings, stage_names
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
@@ -42,10 +42,10 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         measured.append(engine)
         return OverlapTimes(0.02, 0.007, 0.02, 0.007)
 
-    monkeypatch.setattr(overlap, "both_at_once", both_at_once)
-    monkeypatch.setattr(overlap, "converted_draft", lambda *_: Path("package"))
+    monkeypatch.setattr(devices, "both_at_once", both_at_once)
+    monkeypatch.setattr(devices, "converted_draft", lambda *_: Path("package"))
     for name in ("has_neural_engine", "computes_on_gpu"):
-        monkeypatch.setattr(overlap, name, lambda: True)
+        monkeypatch.setattr(devices, name, lambda: True)
     return measured
 
 
@@ -54,7 +54,7 @@ def titles(found: Findings) -> list[str]:
 
 
 def test_the_overlap_with_core_ml_is_told_first_and_measured_last(engines: list[str]):
-    found = overlap.measure(ASKED)
+    found = devices.overlap(ASKED)
 
     assert engines == ["mlx", "coreml"]
     assert titles(found) == ["Target on the GPU, draft in Core ML", "Both on the GPU"]
@@ -65,8 +65,8 @@ def test_an_overlap_without_core_ml_is_a_note(monkeypatch: pytest.MonkeyPatch, e
     def refused(*_: object) -> Path:
         raise error
 
-    monkeypatch.setattr(overlap, "converted_draft", refused)
-    found = overlap.measure(ASKED)
+    monkeypatch.setattr(devices, "converted_draft", refused)
+    found = devices.overlap(ASKED)
 
     assert engines == ["mlx"]
     assert titles(found) == ["Both on the GPU"]
@@ -81,9 +81,9 @@ def test_what_is_measured_before_core_ml_is_kept_if_its_load_does_not_end(
     def ended(*_: object) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(overlap, "converted_draft", ended)
+    monkeypatch.setattr(devices, "converted_draft", ended)
     with pytest.raises(KeyboardInterrupt):
-        overlap.measure(ASKED._replace(so_far=so_far.append))
+        devices.overlap(ASKED._replace(so_far=so_far.append))
 
     assert titles(so_far[-1]) == ["Both on the GPU"]
 
@@ -128,9 +128,9 @@ class FakePipeline:
 
 
 def test_prompts_are_measured_without_core_ml_where_it_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prefill, "has_neural_engine", lambda: True)
-    monkeypatch.setattr(prefill, "Pipeline", FakePipeline)
-    found = prefill.measure(ASKED)
+    monkeypatch.setattr(pipelines, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(pipelines, "Pipeline", FakePipeline)
+    found = pipelines.prefill(ASKED)
 
     assert found.tables[0].columns == ("prompt tokens", "the target itself, ms", "MLX process, ms")
     assert found.notes == ("Core ML: not measured. Sliding windows can't be converted.",)

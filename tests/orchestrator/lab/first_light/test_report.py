@@ -12,8 +12,8 @@ from orchestrator.lab.bench.figures import rows
 from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings, Table, Value
 from orchestrator.lab.first_light import idle, neural_engine, widths
+from orchestrator.lab.first_light.devices import efficiency, gain, pair_seconds
 from orchestrator.lab.first_light.forwards import Compared, ForwardsReady, ForwardTimed, Loop, Ties
-from orchestrator.lab.first_light.overlap import efficiency, gain, pair_seconds
 from orchestrator.lab.first_light.pipelines import placed
 from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.stages import Asked, LightSettings

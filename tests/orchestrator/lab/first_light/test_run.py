@@ -15,7 +15,7 @@ import pytest
 from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light import stage_process
 from orchestrator.lab.first_light.folder import REPORT, LightFolder
-from orchestrator.lab.first_light.prefill import crossover
+from orchestrator.lab.first_light.pipelines import crossover
 from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import LightReport, Run, StageReport
 from orchestrator.lab.first_light.run import Choice, lacking, run
