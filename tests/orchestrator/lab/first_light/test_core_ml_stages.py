@@ -157,20 +157,16 @@ def core_ml_line() -> tuple[bool, str]:
     return ours.core_ml_draft, note
 
 
-def test_a_draft_that_passed_its_examination_is_a_line_of_the_bench(known: list[EngineVerdict]):
-    known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
-
-    assert core_ml_line() == (True, "")
-
-
-def test_a_draft_that_failed_its_examination_or_had_none_is_a_note(known: list[EngineVerdict], tmp_path: Path):
+def test_a_draft_is_a_line_of_the_bench_if_it_passed_its_examination(known: list[EngineVerdict], tmp_path: Path):
     unexamined = core_ml_line()
     known.append(EngineVerdict(place=PLACE, choice="mlx", reason="its logits are wrong"))
     failed = core_ml_line()
     known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
+    passed = core_ml_line()
     (tmp_path / FOLDER_MODEL).rmdir()
 
     assert not unexamined[0]
     assert "has not examined" in unexamined[1]
     assert failed == (False, "A draft in Core ML: not here. Its examination decided for MLX (its logits are wrong).")
+    assert passed == (True, "")
     assert core_ml_line() == unexamined

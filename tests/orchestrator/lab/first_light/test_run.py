@@ -306,9 +306,9 @@ def test_a_stage_that_breaks_is_told_with_the_reason_and_what_it_had_found(name:
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stage_process, "_ENDING_SECONDS", 0.2)
     began = time.monotonic()
-    report = ran("hangs", seconds=0.5).report
+    report, _, late = ran("hangs", seconds=0.5)
 
-    assert report.status == "failed"
+    assert (report.status, late) == ("failed", True)
     assert "not done within" in report.reason
     assert time.monotonic() - began < 20
 

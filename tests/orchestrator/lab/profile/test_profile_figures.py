@@ -111,18 +111,10 @@ def traced() -> TracedRequest:
 
 
 def test_a_request_lasts_from_its_start_to_its_last_verdict_at_the_target(traced: TracedRequest):
-    assert (traced.began, traced.decoding, traced.ended) == (100, 200, 790)
-    assert traced.temperature == 0.5
-
-
-def test_a_request_without_a_verdict_is_none():
-    assert traced_requests(replace(RUN, seen=SEEN[:4])) == []
-    assert traced_requests(TracedRun((), (), ())) == []
-
-
-def test_clocks_are_as_uncertain_as_the_worst_worker():
-    assert RUN.clock_error == 5
-    assert TracedRun((), (), ()).clock_error is None
+    assert (traced.began, traced.decoding, traced.ended, traced.temperature) == (100, 200, 790, 0.5)
+    assert traced_requests(replace(RUN, seen=SEEN[:4])) == traced_requests(TracedRun((), (), ())) == []
+    # Clocks are as uncertain as the worst worker.
+    assert (RUN.clock_error, TracedRun((), (), ()).clock_error) == (5, None)
 
 
 @pytest.mark.parametrize(
