@@ -161,7 +161,7 @@ def exactness(asked: Asked) -> Findings:
         max_tokens=asked.sized(16, 96 if gpu else 48),
         controls=False,
     )
-    texts = asked.sized(2, 6 if gpu else 4)
+    texts = asked.sized(1, 6 if gpu else 4)
     stored = _named(STORED, compared(ours, texts, asked.notice))
     if not gpu:
         return msgspec.structs.replace(stored, notes=(*stored.notes, _ONE_PRECISION))
