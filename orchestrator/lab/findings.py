@@ -121,13 +121,26 @@ class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of what is not built, or not to be had."""
 
 
+class Bars(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What happened in a lane, with one look in all panels."""
+
+    lane: str
+    look: str
+    parts: tuple[tuple[float, float], ...]
+    """Begin and length of each."""
+    plain: bool = False
+    """In grey: nothing was done."""
+
+
 class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One diagram of bars."""
+    """One diagram of bars, or of lanes."""
 
     title: str
     x: str
     """Label of the axis."""
     bars: tuple[Bar, ...] = ()
+    lanes: tuple[Bars, ...] = ()
+    """The first one's lane is the uppermost."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,9 +1,10 @@
 """Findings as text for a terminal, as JSON, as sections of a page, and as a picture. Prints nothing."""
 
 import importlib.metadata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
+from itertools import cycle
 from pathlib import Path
 from string import Template
 from typing import Any, Self
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Listener, Panel, Table, Value, tabulated
+from orchestrator.lab.findings import Bar, Bars, Cell, Column, Field, Findings, Listener, Panel, Table, Value, tabulated
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import fast_blas
 from orchestrator.machine.check import Check
@@ -255,6 +256,9 @@ def _bars(table: Table) -> str:
 _MOST_COLUMNS = 3
 _WIDTH, _HEIGHT = 5.6, 4.6
 """Inches of a panel."""
+_LANES, _LANE_HEIGHT = (12.8, 2.0), 0.62
+"""Inches of a panel with lanes, and the share of a lane that is drawn."""
+_LOOKS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#8c564b")
 _OURS, _BASELINE, _SPREAD, _MARKED = "#2a6fdb", "#7b8794", "#52606d", "#d64545"
 _HYPOTHETICAL = "#e69f00"
 
@@ -264,16 +268,19 @@ def picture(findings: Findings, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(_MOST_COLUMNS, len(findings.panels))
-    lines = -(-len(findings.panels) // columns)
-    figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * lines), dpi=150, layout="constrained")
+    panels = findings.panels
+    width, height, most = (*_LANES, 1) if panels[0].lanes else (_WIDTH, _HEIGHT, _MOST_COLUMNS)
+    columns = min(most, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(width * columns, height * lines), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     first = None
-    for place, panel in enumerate(findings.panels, 1):
+    looks = dict(zip(dict.fromkeys(bars.look for panel in panels for bars in panel.lanes), cycle(_LOOKS)))
+    for place, panel in enumerate(panels, 1):
         # One scale, so that lengths can be compared.
         axes = figure.add_subplot(lines, columns, place, sharex=first)
         first = first or axes
-        draw(axes, panel)
+        draw(axes, panel, looks)
     figure.suptitle(findings.title, x=0.01, ha="left", fontsize=10)
     try:
         figure.savefig(path, format="png")
@@ -281,11 +288,14 @@ def picture(findings: Findings, path: Path) -> None:
         raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --plot.") from error
 
 
-def draw(axes: Any, panel: Panel) -> None:
-    """The panel into matplotlib's axes. A marked bar has no length."""
+def draw(axes: Any, panel: Panel, looks: Mapping[str, str]) -> None:
+    """The panel into matplotlib's axes. A marked bar has no length. `looks`: the colours of lanes."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(panel.title, loc="left", fontsize=10)
     axes.set_xlabel(panel.x)
+    if panel.lanes:
+        _draw_lanes(axes, panel.lanes, looks)
+        return
     places = range(len(panel.bars))
     spread = [(0.0, 0.0) if bar.mark else _whiskers(bar.value, bar.low, bar.high) for bar in panel.bars]
     axes.barh(
@@ -301,6 +311,18 @@ def draw(axes: Any, panel: Panel) -> None:
     for place, bar in zip(places, panel.bars, strict=True):
         label, colour = (f" {bar.mark}", _MARKED) if bar.mark else (f" {bar.value:.1f}", "white")
         axes.annotate(label, (0, place), va="center", fontsize=8, color=colour)
+
+
+def _draw_lanes(axes: Any, lanes: Sequence[Bars], looks: Mapping[str, str]) -> None:
+    names = list(dict.fromkeys(bars.lane for bars in lanes))
+    for bars in lanes:
+        height = (names.index(bars.lane) - _LANE_HEIGHT / 2, _LANE_HEIGHT)
+        colour = _BASELINE if bars.plain else looks[bars.look]
+        axes.broken_barh(bars.parts, height, color=colour, edgecolor="white", linewidth=0.4, label=bars.look)
+    axes.set_yticks(range(len(names)), names)
+    axes.margins(x=0.0)
+    axes.invert_yaxis()
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
 
 
 def _whiskers(value: float, low: float, high: float) -> tuple[float, float]:

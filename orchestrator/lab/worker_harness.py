@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import zmq
 
-from orchestrator.machine.neural_engine.examination import LIMITS, Limits
+from orchestrator.machine.neural_engine import LIMITS, Limits
 from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.lab.findings import AttachedFile, Findings, Table, Value
-from orchestrator.lab.first_light.stage_process import SoFar, StageBroken, StageFindings, StageNotice
-from orchestrator.lab.first_light.stages import StageOrder
+from orchestrator.lab.first_light.stage_process import Answer, Found, StageNotice, StageOrder
 from orchestrator.machine.check import Check
+from protocol.child_process import Failed
 
 SECRETS = Path(os.environ.get("FAKE_SECRETS", os.devnull))
 """A file with one text a line, all of which it tells everywhere."""
 
 
-def answer(what: StageNotice | SoFar | StageFindings | StageBroken) -> None:
+def answer(what: Answer) -> None:
     print(msgspec.json.encode(what).decode(), flush=True)
 
 
@@ -43,22 +43,22 @@ def main() -> None:
         case "waits":
             time.sleep(600)
         case "fails late":
-            answer(SoFar(Findings(notes=("one",))))
-            answer(SoFar(Findings(notes=("one", "two"))))
-            answer(StageBroken("the compiler has had enough"))
+            answer(Found(Findings(notes=("one",))))
+            answer(Found(Findings(notes=("one", "two"))))
+            answer(Failed("the compiler has had enough", input_error=False))
         case "fails":
-            answer(StageBroken("the compiler has had enough"))
+            answer(Failed("the compiler has had enough", input_error=False))
         case "quits":
             sys.exit(3)
         case "tells":
             text = SECRETS.read_text()
             print(text, file=sys.stderr)
             answer(StageNotice(text))
-            answer(StageFindings(telling(text)))
+            answer(Found(telling(text), whole=True))
         case "fails telling":
-            answer(StageBroken(SECRETS.read_text()))
+            answer(Failed(SECRETS.read_text(), input_error=False))
         case _:
-            answer(StageFindings(Findings(values=(Value("seven", 7.0),))))
+            answer(Found(Findings(values=(Value("seven", 7.0),)), whole=True))
 
 
 if __name__ == "__main__":

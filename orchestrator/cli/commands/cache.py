@@ -69,18 +69,16 @@ def _removed(entry: Path) -> str:
     """Remove a model's folder. Why that failed; empty if it is gone."""
     if entry.is_symlink():
         return f"a link to {entry.readlink()}, which is not followed"
+    reason = ""
     for _ in range(_TRIES):
-        # A server that is at work may add a file meanwhile.
-        shutil.rmtree(entry, ignore_errors=True)
+        # A server that is at work may add a file meanwhile, or remove one.
+        try:
+            shutil.rmtree(entry)
+        except OSError as error:
+            reason = error.strerror or str(error)
         if not entry.exists():
             return ""
-    try:
-        shutil.rmtree(entry)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+    return reason
 
 
 @click.group(cls=Group)

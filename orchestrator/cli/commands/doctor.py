@@ -1,10 +1,10 @@
 """`launch-pipeline doctor`: findings about this machine to text and an exit code."""
 
-import json
 import sys
 from typing import Any
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from orchestrator.cli import report
@@ -37,8 +37,8 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     launch-pipeline doctor --target MODEL
     launch-pipeline doctor --draft MODEL --target MODEL
     """
-    from orchestrator.runtime.doctor.doctor import examine, to_json
-    from orchestrator.runtime.doctor.models import draft_finding, target_finding
+    from orchestrator.runtime.doctor import examine
+    from orchestrator.runtime.model_checks import draft_finding, target_finding
 
     print_notes(without_effect())
     named = _named(target, "target"), _named(draft, "draft")
@@ -52,7 +52,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     else:
         findings = _neural_engine(draft, quiet=as_json) if neural_engine else examine()
     if as_json:
-        click.echo(json.dumps(to_json(findings)))
+        click.echo(msgspec.json.encode(findings).decode())
     else:
         report.print_whole(report.findings_table(findings))
     if any(finding.status == "fail" for finding in findings):
@@ -68,10 +68,11 @@ def _named(model: str | None, option: str) -> str | None:
 
 def _neural_engine(draft: str | None, quiet: bool) -> Any:
     """The findings of an examination that takes minutes; its stages are shown on stderr."""
-    from orchestrator.runtime.doctor.models import examined, no_neural_engine
+    from orchestrator.runtime.doctor import neural_engine
+    from orchestrator.runtime.model_checks import examined
 
     if sys.platform != "darwin":
-        return [no_neural_engine()]
+        return neural_engine()
 
     def told(words: str) -> None:
         if not quiet:

@@ -6,95 +6,74 @@ import platform
 import subprocess
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import msgspec
 
 from orchestrator.lab.first_light.redaction import Redactor
-from orchestrator.lab.first_light.report import FORMAT, LightReport, StageReport
+from orchestrator.lab.first_light.report import LightReport, Run, StageReport
 from orchestrator.lab.first_light.stages import LightSettings
 from orchestrator.machine import hardware as machine_facts
 from protocol.errors import InputError
 from protocol.security.private_files import write_private
 
-REPORT, PAGE, _IDENTITY = "report.json", "index.html", "run.json"
+REPORT, PAGE, _RUN = "report.json", "index.html", "run.json"
 _STAGES, _LOGS = "stages", "logs"
 _ARCHIVED = Path("first-light")
 """The folder in the archive: the user's own name for it may name somebody."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What results of two starts must have in common to stand in one report."""
-
-    format: int = FORMAT
-    program: str
-    code: str
-    """A digest of the program's source files."""
-    machine: tuple[str, ...]
-    options: tuple[str, ...]
-
-
-class _Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    identity: Identity
-    began: str
-
-
 class LightFolder:
     """Where a first light writes. A stage's result is there, whole, as soon as the stage is done."""
 
-    def __init__(self, path: Path, run: _Run, redactor: Redactor, resumed: bool) -> None:
+    def __init__(self, path: Path, run: Run, redactor: Redactor, resumed: bool) -> None:
         """`resumed`: it had results before."""
         self.path = path
-        self.identity = run.identity
-        self.began = run.began
+        self.run = run
         self.resumed = resumed
         self._redactor = redactor
 
     @classmethod
-    def of(
-        cls, path: Path, identity: Identity, began: str, redactor: Redactor, wanted: Collection[str]
-    ) -> "LightFolder":
+    def of(cls, path: Path, run: Run, redactor: Redactor, wanted: Collection[str]) -> "LightFolder":
         """`path`, or a numbered one beside it: the one that an equal run has left unfinished, else a new one.
 
         `wanted`: the stages with whose results a folder is finished; none: an equal run's folder is never finished.
         Raises InputError for a folder that holds other things, and for one that can't be written.
         """
-        identity = msgspec.convert(redactor.values(msgspec.to_builtins(identity)), Identity)
+        run = msgspec.convert(redactor.values(msgspec.to_builtins(run)), Run)
         for candidate in _candidates(path):
             if not candidate.exists():
-                return cls._new(candidate, _Run(identity, began), redactor)
-            run = _run(candidate)
-            if run is None and candidate == path and candidate.is_dir() and not any(candidate.iterdir()):
-                return cls._new(candidate, _Run(identity, began), redactor)
-            if run is None and candidate == path:
+                return cls._new(candidate, run, redactor)
+            earlier = _run(candidate)
+            if earlier is None and candidate == path:
+                if candidate.is_dir() and not any(candidate.iterdir()):
+                    return cls._new(candidate, run, redactor)
                 raise InputError(f"{candidate} holds other things: choose another folder for --out.")
-            if run is not None and run.identity == identity:
-                folder = cls(candidate, run, redactor, resumed=True)
+            if earlier is not None and msgspec.structs.replace(earlier, began=run.began) == run:
+                folder = cls(candidate, earlier, redactor, resumed=True)
                 if not wanted or not folder.done().keys() >= set(wanted):
                     return folder
         raise AssertionError("there is always a next name")
 
     @classmethod
-    def _new(cls, path: Path, run: _Run, redactor: Redactor) -> "LightFolder":
+    def _new(cls, path: Path, run: Run, redactor: Redactor) -> "LightFolder":
         folder = cls(path, run, redactor, resumed=False)
         try:
             for part in (path / _STAGES, path / _LOGS):
                 part.mkdir(parents=True, exist_ok=True)
-            folder._write(_IDENTITY, _json(run))
+            folder._write(_RUN, _json(run))
         except OSError as error:
             raise InputError(f"{path} can't be written ({error.strerror}): choose another folder for --out.") from error
         return folder
 
     def results(self) -> dict[str, StageReport]:
-        """The results that are there, by stage. One of another format, or a damaged one, is measured again."""
+        """The results that are there, by stage. A damaged one is measured again."""
         found: dict[str, StageReport] = {}
         for file in sorted((self.path / _STAGES).glob("*.json")):
-            try:
+            with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
                 report = msgspec.json.decode(file.read_bytes(), type=StageReport)
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if report.format == FORMAT:
                 found[report.stage] = report
         return found
 
@@ -115,10 +94,7 @@ class LightFolder:
     def report(self, stages: Iterable[StageReport]) -> LightReport:
         """The stages, which may be results and others, as one report."""
         shown = msgspec.convert(self._redactor.values(msgspec.to_builtins(list(stages))), tuple[StageReport, ...])
-        run = self.identity
-        return LightReport(
-            program=run.program, machine=run.machine, options=run.options, began=self.began, stages=shown
-        )
+        return LightReport(**msgspec.structs.asdict(self.run), stages=shown)
 
     def write(self, report: LightReport, page: str) -> None:
         """The one JSON and the page, both of a report of this folder."""
@@ -150,9 +126,9 @@ def _candidates(path: Path) -> Iterator[Path]:
     yield from (whole.with_name(f"{whole.name}-{number}") for number in count(2))
 
 
-def _run(folder: Path) -> _Run | None:
+def _run(folder: Path) -> Run | None:
     try:
-        return msgspec.json.decode((folder / _IDENTITY).read_bytes(), type=_Run)
+        return msgspec.json.decode((folder / _RUN).read_bytes(), type=Run)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -162,39 +138,26 @@ _LIBRARIES = ("mlx", "mlx-lm", "coremltools", "numpy")
 _GIB = 1 << 30
 
 
-def identity(settings: LightSettings) -> Identity:
+def this_run(settings: LightSettings, began: str) -> Run:
     """Of this program on this machine with these options."""
-    return Identity(program=_program(), code=_code_digest(), machine=tuple(_machine()), options=options(settings))
-
-
-def options(settings: LightSettings) -> tuple[str, ...]:
-    """As they are told."""
-    return tuple(f"{name}: {value}" for name, value in msgspec.structs.asdict(settings).items())
+    options = tuple(f"{name}: {value}" for name, value in msgspec.structs.asdict(settings).items())
+    return Run(program=_program(), code=_code_digest(), machine=tuple(_machine()), options=options, began=began)
 
 
 def _program() -> str:
     version = machine_facts.installed_version("launch-pipeline") or "unknown version"
-    checkout = Path(__file__).parents[3]
-    if not (checkout / ".git").exists():
-        return f"launch-pipeline {version}"
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        out = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return f"launch-pipeline {version}"
-    return (
-        f"launch-pipeline {version}, commit {out.stdout.strip()}"
-        if out.stdout.strip()
-        else f"launch-pipeline {version}"
-    )
+    checkout, commit = Path(__file__).parents[3], ""
+    if (checkout / ".git").exists():
+        command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            commit = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+    return f"launch-pipeline {version}" + (f", commit {commit}" if commit else "")
 
 
 def _machine() -> Iterator[str]:
-    device = machine_facts.mlx_device()
     cores = len(machine_facts.usable_cores())
     yield f"{machine_facts.chip()}, {machine_facts.memory_bytes() / _GIB:.0f} GiB, {cores} cores"
     yield f"{machine_facts.system_build()}, {platform.machine()}, Python {platform.python_version()}"
-    yield f"MLX: {device}" if isinstance(device, str) else f"MLX on the {device.kind.upper()} ({device.name})"
     versions = {name: machine_facts.installed_version(name) for name in _LIBRARIES}
     yield ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
 

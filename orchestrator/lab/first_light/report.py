@@ -9,8 +9,6 @@ import msgspec
 from orchestrator.lab import report as shown
 from orchestrator.lab.findings import Findings
 
-FORMAT = 2
-"""Raised if a field changes its meaning."""
 Status: TypeAlias = Literal["done", "failed", "not here", "skipped"]
 """not here: this machine lacks what the stage needs; skipped: there was no time, or the user left it out."""
 
@@ -18,7 +16,6 @@ Status: TypeAlias = Literal["done", "failed", "not here", "skipped"]
 class StageReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a stage ended, and what it found."""
 
-    format: int = FORMAT
     stage: str
     title: str
     status: Status
@@ -33,16 +30,24 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.status != "failed" and self.findings.good
 
 
-class LightReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything, in the order of the stages."""
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What made results: they stand in one report if all but `began` is the same."""
 
-    format: int = FORMAT
+    format: int = 3
+    """Raised if a field changes its meaning."""
     program: str
     """Version, and commit where it is known."""
+    code: str
+    """A digest of the program's source files."""
     machine: tuple[str, ...]
     options: tuple[str, ...]
     began: str
     """Date and time, UTC."""
+
+
+class LightReport(Run, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything, in the order of the stages."""
+
     stages: tuple[StageReport, ...]
 
 

@@ -1,18 +1,38 @@
 """A first light from start to end: which stages run, which are done already, and why others do not run."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from orchestrator.lab.first_light.folder import LightFolder
-from orchestrator.lab.first_light.needs import lacking
 from orchestrator.lab.first_light.report import LightReport, StageReport, Status, page
-from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
-from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
+from orchestrator.lab.first_light.stage_process import RanStage, run_stage
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, Need, OnNotice, Stage, has_neural_engine
+from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.memory.budget import usable
+from orchestrator.machine.pairs.expectations import fits
+from orchestrator.machine.pairs.recommended_pairs import pairs
 
 Clock = Callable[[], float]
 Lacking = Callable[[Stage, LightSettings], str]
+
+
+def lacking(stage: Stage, settings: LightSettings) -> str:
+    """What this machine lacks for the stage, as words behind "not here:"; empty if nothing."""
+    return next(filter(None, (_lacking(need, settings) for need in stage.needs)), "")
+
+
+def _lacking(need: Need, settings: LightSettings) -> str:
+    if need == "GPU":
+        return "" if machine_facts.computes_on_gpu() else "no GPU that MLX uses"
+    if need == "Neural Engine":
+        return "" if has_neural_engine() else "no Neural Engine with Core ML"
+    if settings.short:
+        return "the short form measures the demo pair alone"
+    available = usable(machine_facts.memory_bytes(), machine_facts.gpu_working_set())
+    enough = fits(pairs()[settings.second_pair], on_processor=False, available=available)
+    return "" if enough else f"no memory for the pair {settings.second_pair}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +54,17 @@ class StageScreen(Protocol):
 
     def began(self, stage: Stage, seconds_left: float) -> None: ...
 
-    def observer(self, stage: Stage) -> Observer: ...
+    def notice(self, words: str) -> None:
+        """What the stage does now."""
+        ...
 
     def ended(self, report: StageReport, known: bool) -> None:
         """`known`: the result is of an earlier start."""
         ...
 
 
-class RunStage(Protocol):
-    """`run_stage`, or a test's replacement."""
-
-    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, observer: Observer, /) -> RanStage: ...
+RunStage: TypeAlias = Callable[[Stage, LightSettings, float, OnNotice], RanStage]
+"""`run_stage`, or a test's replacement."""
 
 
 def run(
@@ -63,18 +83,19 @@ def run(
     Stages that failed at an earlier start come last: they may hang again until the time is over.
     """
     began, ordered = clock(), list(stages)
+    over = f"the {choice.minutes:g} minutes of this run were over"
     earlier, done = folder.results(), folder.done()
-    results = dict(earlier)
-    for stage in _failed_last(ordered, earlier.keys() - done.keys()):
-        if _wanted(stage, choice, done):
+    results, failed = dict(earlier), earlier.keys() - done.keys()
+    for stage in sorted(ordered, key=lambda stage: stage.name in failed):
+        if stage.name not in done or stage.name in choice.only:
             left = 60 * choice.minutes - (clock() - began)
             absent = _hindered(stage, settings, choice, left, lacks)
             if absent is None:
                 screen.began(stage, left)
-                ran = run_one(stage, settings, min(60 * stage.limit, left), screen.observer(stage))
+                ran = run_one(stage, settings, min(60 * stage.limit, left), screen.notice)
                 # Not the stage is to blame for the end of the run: the next start measures it.
                 ended = ran.late and left < 60 * stage.limit
-                results[stage.name] = _cut_off(stage, choice) if ended else folder.save(ran.report, ran.log)
+                results[stage.name] = _absent(stage, "skipped", over) if ended else folder.save(ran.report, ran.log)
             elif absent.status == "not here":
                 results[stage.name] = folder.save(absent, "")
             else:
@@ -95,14 +116,6 @@ def write(folder: LightFolder, stages: Iterable[Stage], results: Mapping[str, St
     return report
 
 
-def _failed_last(stages: Iterable[Stage], failed: Collection[str]) -> list[Stage]:
-    return sorted(stages, key=lambda stage: stage.name in failed)
-
-
-def _wanted(stage: Stage, choice: Choice, done: Collection[str]) -> bool:
-    return stage.name not in done or stage.name in choice.only
-
-
 def _hindered(
     stage: Stage, settings: LightSettings, choice: Choice, seconds_left: float, lacks: Lacking
 ) -> StageReport | None:
@@ -116,10 +129,6 @@ def _hindered(
         left = f"it needs about {minutes:g} minutes, and {max(0.0, seconds_left) / 60:.1f} were left"
         return _absent(stage, "skipped", left)
     return None
-
-
-def _cut_off(stage: Stage, choice: Choice) -> StageReport:
-    return _absent(stage, "skipped", f"the {choice.minutes:g} minutes of this run were over")
 
 
 def _absent(stage: Stage, status: Status, reason: str) -> StageReport:

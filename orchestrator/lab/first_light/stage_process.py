@@ -1,32 +1,47 @@
-"""The process of one stage: `python -m orchestrator.lab.first_light.stage_process ORDER`.
+"""The process of one stage, which may crash, hang, or be ended by Ctrl-C: both ends. Prints nothing.
 
-Standard output has one JSON object a line: notices, then the findings or the reason why there are none. Whatever it
-starts ends with it, and it ends with its parent.
+`python -m orchestrator.lab.first_light.stage_process ORDER`: whatever it starts ends with it, and it with its parent.
 """
 
 import importlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from orchestrator.api.validation import IneffectiveOption
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light.stages import Asked, StageOrder, stage_named
+from orchestrator.lab.first_light.report import StageReport
+from orchestrator.lab.first_light.stages import Asked, LightSettings, OnNotice, STAGES, Stage
 from orchestrator.machine.default_target import VARIABLE
-from protocol.child_process import claim_output
-from protocol.errors import PipelineError
+from protocol.child_process import ChildProcess, Failed, claim_output
+from protocol.errors import InputError, PipelineError
+from protocol.own_modules import module_command
 from protocol.worker.process import die_with_parent
 
+PROGRAM = module_command("orchestrator.lab.first_light.stage_process")
 _INTERRUPTED = 130
 _ENDING_SECONDS = 10.0
+"""In which an interrupted stage ends the processes that it started."""
+_LOG_BYTES = 200_000
+"""The end of a stage's output that is kept."""
+
+
+class StageOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one argument of a stage's process, in JSON."""
+
+    stage: str
+    settings: LightSettings
+    life: int
+    """A socket shared with the parent; its end of file means that the parent is gone."""
 
 
 class StageNotice(msgspec.Struct, frozen=True, tag="notice", forbid_unknown_fields=True):
@@ -35,25 +50,15 @@ class StageNotice(msgspec.Struct, frozen=True, tag="notice", forbid_unknown_fiel
     text: str
 
 
-class SoFar(msgspec.Struct, frozen=True, tag="so far", forbid_unknown_fields=True):
+class Found(msgspec.Struct, frozen=True, tag="found", forbid_unknown_fields=True):
     """What the stage has found until now."""
 
-    findings: Findings
+    findings: Findings = Findings()
+    whole: bool = False
+    """It is done."""
 
 
-class StageFindings(msgspec.Struct, frozen=True, tag="found", forbid_unknown_fields=True):
-    """The stage is done."""
-
-    findings: Findings
-
-
-class StageBroken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=True):
-    """The stage has failed, for this reason."""
-
-    text: str
-
-
-Answer: TypeAlias = StageNotice | SoFar | StageFindings | StageBroken
+Answer: TypeAlias = StageNotice | Found | Failed
 
 
 def main() -> int:
@@ -67,23 +72,21 @@ def main() -> int:
     if order.settings.short:
         os.environ[VARIABLE] = "demo"
     try:
-        asked = Asked(order.settings, lambda text: answer(StageNotice(text)), lambda found: answer(SoFar(found)))
-        answer(StageFindings(measurement(order.stage)(asked)))
+        asked = Asked(order.settings, lambda text: answer(StageNotice(text)), lambda found: answer(Found(found)))
+        answer(Found(measurement(order.stage)(asked), whole=True))
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except PipelineError as error:
-        traceback.print_exc()
-        answer(StageBroken(str(error)))
     except Exception as error:  # noqa: BLE001 - the border: a stage that fails is a finding
         traceback.print_exc()
-        answer(StageBroken(f"{type(error).__name__}: {error}"))
+        words = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+        answer(Failed(words, isinstance(error, InputError)))
     return 0
 
 
 def measurement(name: str) -> Callable[[Asked], Findings]:
     """What carries out the stage `name`. It raises PipelineError with the reason if it can't."""
-    module, _, function = stage_named(name).measure.partition(".")
-    return getattr(importlib.import_module(f"orchestrator.lab.first_light.measurements.{module}"), function)
+    module, _, function = next(stage.measure for stage in STAGES if stage.name == name).partition(".")
+    return getattr(importlib.import_module(f"orchestrator.lab.first_light.{module}"), function)
 
 
 def end_with_parent(life: int) -> None:
@@ -98,6 +101,66 @@ def end_with_parent(life: int) -> None:
         os._exit(1)
 
     die_with_parent(life, end)
+
+
+class RanStage(NamedTuple):
+    report: StageReport
+    log: str
+    late: bool = False
+    """Its time was up."""
+
+
+def run_stage(
+    stage: Stage,
+    settings: LightSettings,
+    seconds: float,
+    notice: OnNotice = lambda _: None,
+    *,
+    program: Sequence[str] = PROGRAM,
+) -> RanStage:
+    """The report of one stage; it is ended after `seconds`. No failure is raised; KeyboardInterrupt ends it at once.
+
+    `program`: a test's replacement for the process.
+    """
+    began = time.monotonic()
+    found, reason, late = Found(), "", False
+    life, theirs = socket.socketpair()
+    with life, theirs:
+        order = StageOrder(stage=stage.name, settings=settings, life=theirs.fileno())
+        command = [*program, msgspec.json.encode(order).decode()]
+        # Ctrl-C at the terminal reaches this process alone, which then ends the stage in order.
+        with ChildProcess(command, inherited=[theirs.fileno()]) as process:
+            try:
+                while answer := process.report(Answer, began + seconds - time.monotonic()):
+                    match answer:
+                        case StageNotice(text):
+                            notice(text)
+                        case Found():
+                            found = answer
+                        case Failed(text):
+                            reason = text
+                    if found.whole or reason:
+                        process.wait(_ENDING_SECONDS)
+                        break
+            except TimeoutError:
+                late, reason = True, f"it was not done within {seconds / 60:.1f} minutes and was ended"
+            finally:
+                process.end(_ENDING_SECONDS, by=signal.SIGINT)
+            if not found.whole:
+                reason = reason or _ending(process.wait() or 0)
+            report = StageReport(
+                stage=stage.name,
+                title=stage.title,
+                status="done" if found.whole else "failed",
+                reason=reason,
+                seconds=round(time.monotonic() - began, 1),
+                findings=found.findings,
+            )
+            return RanStage(report, process.words(_LOG_BYTES), late)
+
+
+def _ending(code: int) -> str:
+    return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.lab.bench.figures import FEWEST_PROMPTS
-from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile, repeated, request_profiles
+from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile, repeated, request_profiles
 from orchestrator.lab.profile.run import TracedRun, WorkerLife, load, load_life
 from orchestrator.machine.hardware import chip, worker_environment
 from protocol.child_process import module_command
@@ -156,7 +156,6 @@ def _profile(
         machine=(chip(), *(f"{life.worker.role}: {device_name(life.worker.device)}" for life in run.lives)),
         prompt_tokens=results[0].statistics.prompt_tokens,
         clock_error=None if error is None else error / 1e9,
-        lost=run.lost,
         notes=notes,
         requests=requests,
     )

@@ -1,27 +1,23 @@
 """A profile's findings and files: tables, a timeline, a Perfetto trace, the figures as JSON."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import NamedTuple
 
-import matplotlib
 import msgspec
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-from orchestrator.lab.findings import Cell, Column, Field, Findings, Table, tabulated
-from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile, grown_by
-from orchestrator.lab.profile.analysis.overlap import (
+from orchestrator.lab.findings import Bars, Cell, Column, Field, Findings, Panel, Table, tabulated
+from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile, grown_by
+from orchestrator.lab.profile.measure import MeasuredRun
+from orchestrator.lab.profile.overlap import (
     TARGET_WORK,
     WIDEST,
     Interval,
     Intervals,
     TracedRequest,
-    TracedStep,
     VerificationRound,
     difference,
     edges,
@@ -30,8 +26,8 @@ from orchestrator.lab.profile.analysis.overlap import (
     traced_requests,
     work,
 )
-from orchestrator.lab.profile.measure import MeasuredRun
 from orchestrator.lab.profile.run import TracedRun, TracedSpan
+from orchestrator.lab.report import picture
 from protocol.errors import InputError
 from protocol.shown_names import device_name
 from protocol.worker.spans import SpanKind
@@ -47,6 +43,14 @@ _TARGET_WORDS = {
     "for_orchestrator": "awaits the orchestrator",
 }
 """What the target's time is spent on."""
+_DRAFT_WORDS = {
+    "used": "hidden and used",
+    "discarded": "hidden but discarded",
+    "exposed": "exposed",
+    "prefill": "prefill",
+    "idle": "idle",
+}
+"""What the draft's time is spent on."""
 _EFFICIENCY = (
     "(draft alone + target alone - both) / the shorter of the two, within 0 and 1: the share of the shorter one's work "
     "that the other hides (Intel MPI Benchmarks' definition), with its 95% interval over all repeats. Not known: the "
@@ -85,7 +89,7 @@ def findings(profile: ProfileFigures) -> Findings:
     drafted = any(each.draft_alone or each.overlapped_share is not None for each in profile.requests)
     tables = [tabulated("", _FIELDS, profile.requests)]
     tables.append(_times("target", profile.requests, lambda each: each.target, _TARGET_WORDS))
-    tables += [_times("draft", profile.requests, lambda each: each.draft, DRAFT_WORDS)] if drafted else []
+    tables += [_times("draft", profile.requests, lambda each: each.draft, _DRAFT_WORDS)] if drafted else []
     return Findings(
         title=f"Where the time of {profile.strategy} went",
         conditions=tuple(_conditions(profile)),
@@ -138,13 +142,11 @@ def require_folder(folder: Path) -> None:
 
 def write_files(measured: MeasuredRun, folder: Path) -> list[Path]:
     """Write all files of `NAMES`; returns their paths."""
-    profile, run = measured.profile, measured.run
-    shown = [excerpt(run, request) for request in traced_requests(run)[-len(profile.requests) :]]
-    picture, trace, figures = (folder / name for name in NAMES)
-    write_timeline(profile, shown, picture)
-    trace.write_bytes(perfetto_trace(run))
-    figures.write_bytes(msgspec.json.format(msgspec.json.encode(profile)))
-    return [picture, trace, figures]
+    timeline, trace, figures = paths = [folder / name for name in NAMES]
+    picture(timeline_panels(measured), timeline)
+    trace.write_bytes(perfetto_trace(measured.run))
+    figures.write_bytes(msgspec.json.format(msgspec.json.encode(measured.profile)))
+    return paths
 
 
 # A trace for Perfetto -----------------------------------------------------------------------------
@@ -169,30 +171,25 @@ def perfetto_trace(run: TracedRun) -> bytes:
     return trace.builder.serialize()
 
 
-class _Flows:
+class _Flows(NamedTuple):
     """Numbers of the arrows that leave or reach a span, by the span's edges."""
 
-    def __init__(self) -> None:
-        self.leaving: dict[Interval, list[int]] = {}
-        self.reaching: dict[Interval, list[int]] = {}
-        self._count = 0
-
-    def add(self, begin: Interval, end: Interval) -> None:
-        self._count += 1
-        self.leaving.setdefault(begin, []).append(self._count)
-        self.reaching.setdefault(end, []).append(self._count)
+    leaving: dict[Interval, list[int]]
+    reaching: dict[Interval, list[int]]
 
 
 def _flows(run: TracedRun) -> _Flows:
     """From each growth step to the verifications whose verdict accepted a token of it."""
-    flows = _Flows()
+    flows, numbers = _Flows({}, {}), count(1)
     grown = {step: edge for edge, step in grown_by(run).items()}
     for request in traced_requests(run):
         verified = {span.round: edges(span) for span in work(request.target, (SpanKind.VERIFY,))}
         for each in rounds(request.seen):
-            for step in sorted(each.accepted_from):
-                if step in grown and each.round in verified:
-                    flows.add(grown[step], verified[each.round])
+            for step in sorted(each.accepted_from & grown.keys()):
+                if each.round in verified:
+                    number = next(numbers)
+                    flows.leaving.setdefault(grown[step], []).append(number)
+                    flows.reaching.setdefault(verified[each.round], []).append(number)
     return flows
 
 
@@ -250,189 +247,74 @@ def _edges_in_order(spans: Iterable[TracedSpan]) -> Iterator[tuple[int, bool, Tr
         yield at, begins, span
 
 
-# The rounds that are drawn ------------------------------------------------------------------------
-
-BarKind: TypeAlias = Literal["verify", "tidy", "prefill", "used", "discarded", "exposed", "wait"]
+# A picture of some rounds -------------------------------------------------------------------------
 
 ROUNDS = 8
 """Rounds in a picture."""
+_LOOKS = {
+    "exposed": "growth, target idle",
+    "verify": "target verifies",
+    "used": "growth, used",
+    "discarded": "growth, discarded",
+    "prefill": "prefill",
+    "tidy": "tidies up",
+    "wait": "awaits growth",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineBar:
-    """Milliseconds from the beginning of the excerpt."""
-
-    begin: float
-    end: float
-    look: BarKind
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A growth step whose tokens the target accepted: from its end to the end of the verification, milliseconds."""
-
-    grown: float
-    chosen: float
+def timeline_panels(measured: MeasuredRun) -> Findings:
+    """The overlap in some rounds of the last request of each temperature."""
+    profile, run = measured.profile, measured.run
+    speeds = (f"{each.tokens_per_second:.1f} tokens/s at T = {each.temperature:g}" for each in profile.requests)
+    last = traced_requests(run)[-len(profile.requests) :]
+    panels = (
+        timeline(run, request, account.overlapped_share)
+        for request, account in zip(last, profile.requests, strict=True)
+    )
+    return Findings(
+        title="\n".join([f"{profile.strategy}: {', '.join(speeds)}", *profile.machine[:1]]), panels=tuple(panels)
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """Lanes from top to bottom: draft, target; a wait of the orchestrator stands in the target's lane."""
-
-    temperature: float
-    length: float
-    """Milliseconds."""
-    first: int
-    """Number of the first round."""
-    count: int
-    draft: tuple[TimelineBar, ...]
-    target: tuple[TimelineBar, ...]
-    uses: tuple[Use, ...]
-
-
-def excerpt(run: TracedRun, request: TracedRequest, count: int = ROUNDS) -> Excerpt:
-    """`count` rounds from the middle of the request, or all if there are fewer."""
+def timeline(run: TracedRun, request: TracedRequest, overlapped: float | None, most: int = ROUNDS) -> Panel:
+    """`most` rounds from the middle of the request, or all if there are fewer: lanes of draft and target. A wait of
+    the orchestrator stands in the target's lane."""
     done = rounds(request.seen)
-    middle = max(0, (len(done) - count) // 2)
-    chosen = done[middle : middle + count]
-    numbers = {each.round for each in chosen}
-    verifies = [span for span in work(request.target, (SpanKind.VERIFY,)) if span.round in numbers]
+    middle = max(0, (len(done) - most) // 2)
+    chosen = [each.round for each in done[middle : middle + most]]
+    verifies = [span for span in work(request.target, (SpanKind.VERIFY,)) if span.round in chosen]
     begin, end = min(span.begin for span in verifies), max(span.end for span in verifies)
     margin = (end - begin) // 100
     window = (begin - margin, end + margin)
-    return Excerpt(
-        temperature=request.temperature,
-        length=(window[1] - window[0]) / 1e6,
-        first=chosen[0].round,
-        count=len(chosen),
-        draft=tuple(_draft(run, request, done, window)),
-        target=tuple(_target(request, window)),
-        uses=tuple(_uses(run, request, done, window)),
+    drawn = _uses(run, request, done, window)
+    hidden = "" if overlapped is None else f"; {overlapped:.0%} of the draft's time overlaps"
+    return Panel(
+        title=f"T = {request.temperature:g}, rounds {chosen[0]} to {chosen[-1]}{hidden}",
+        x="ms",
+        lanes=tuple(Bars(lane, _LOOKS[use], tuple(_parts(each, window)), use == "wait") for lane, use, each in drawn),
     )
 
 
-def _target(request: TracedRequest, window: Interval) -> Iterator[TimelineBar]:
-    looks: dict[SpanKind, BarKind] = {SpanKind.VERIFY: "verify", SpanKind.TIDY: "tidy", SpanKind.PREFILL: "prefill"}
-    for span in request.target:
-        yield from _bars([edges(span)], window, looks[span.kind])
-    for span in request.waits:
-        yield from _bars([edges(span)], window, "wait")
-
-
-def _draft(
+def _uses(
     run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval
-) -> Iterator[TimelineBar]:
-    """Growth in the parts that were hidden behind the target's work and those that were not."""
-    names = grown_by(run)
-    used = set().union(*(each.used for each in done))
+) -> Iterator[tuple[str, str, Intervals]]:
+    """Lane, use, and moments. Each use is there, so that it has one colour in every picture."""
+    steps, used = grown_by(run), set().union(*(each.used for each in done))
     busy = request.busy(work(request.target, TARGET_WORK), [window])
-    for span in request.draft:
-        if span.kind is SpanKind.PREFILL:
-            yield from _bars([edges(span)], window, "prefill")
-        elif span.kind is SpanKind.GROW:
-            chosen = names.get(edges(span)) in used
-            yield from _bars(intersection([edges(span)], busy), window, "used" if chosen else "discarded")
-            yield from _bars(difference([edges(span)], busy), window, "exposed")
+    growth = [edges(span) for span in work(request.draft, (SpanKind.GROW,))]
+    yield "draft", "exposed", [part for each in growth for part in difference([each], busy)]
+    yield "target", "verify", list(map(edges, work(request.target, (SpanKind.VERIFY,))))
+    for look, wanted in (("used", True), ("discarded", False)):
+        chosen = [each for each in growth if (steps.get(each) in used) is wanted]
+        yield "draft", look, [part for each in chosen for part in intersection([each], busy)]
+    yield "draft", "prefill", list(map(edges, work(request.draft, (SpanKind.PREFILL,))))
+    yield "target", "prefill", list(map(edges, work(request.target, (SpanKind.PREFILL,))))
+    yield "target", "tidy", list(map(edges, work(request.target, (SpanKind.TIDY,))))
+    yield "target", "wait", list(map(edges, request.waits))
 
 
-def _uses(run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval) -> Iterator[Use]:
-    grown = {step: edge for edge, step in grown_by(run).items()}
-    verdicts = {span.round: span.end for span in work(request.target, (SpanKind.VERIFY,))}
-    for each in done:
-        for step in sorted(each.accepted_from):
-            yield from _use(grown, step, verdicts.get(each.round), window)
-
-
-def _use(grown: dict[TracedStep, Interval], step: TracedStep, verdict: int | None, window: Interval) -> Iterator[Use]:
-    if step not in grown or verdict is None:
-        return
-    end = grown[step][1]
-    if window[0] <= end and verdict <= window[1]:
-        yield Use((end - window[0]) / 1e6, (verdict - window[0]) / 1e6)
-
-
-def _bars(moments: Intervals, window: Interval, look: BarKind) -> Iterator[TimelineBar]:
-    for begin, end in intersection(moments, [window]):
-        yield TimelineBar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look)
-
-
-# A picture of these rounds -------------------------------------------------------------------------
-
-DRAFT_WORDS = {
-    "used": "hidden and used",
-    "discarded": "hidden but discarded",
-    "exposed": "exposed",
-    "prefill": "prefill",
-    "idle": "idle",
-}
-"""What the draft's time is spent on."""
-_COLOURS = {
-    "verify": "#2f6fb5",
-    "tidy": "#8fb8e0",
-    "prefill": "#a88bc9",
-    "used": "#1a9070",
-    "discarded": "#e2a33d",
-    "exposed": "#cf5a35",
-    "wait": "#c9ced6",
-}
-_LEGEND = {
-    "verify": "target verifies",
-    "wait": "awaits growth",
-    "used": "growth, used",
-    "discarded": "growth, discarded",
-    "exposed": "growth, target idle",
-    "prefill": "prefill",
-}
-_DRAFT, _TARGET = 1.0, 0.0
-_HEIGHT = 0.62
-
-
-def write_timeline(profile: ProfileFigures, excerpts: Sequence[Excerpt], path: Path) -> None:
-    """The overlap in some rounds of each temperature. `excerpts`: one a temperature."""
-    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(13, 2.1 * len(excerpts) + 0.6), layout="constrained")
-        rows = figure.subplots(len(excerpts), squeeze=False)[:, 0]
-        _legend(rows[0])
-        for axes, excerpt, request in zip(rows, excerpts, profile.requests, strict=True):
-            _rounds(axes, excerpt, request)
-        figure.suptitle(_title(profile), x=0.01, ha="left", fontsize=13, fontweight="bold")
-        figure.savefig(path, dpi=130)
-
-
-def _title(profile: ProfileFigures) -> str:
-    speeds = (
-        f"{request.tokens_per_second:.1f} tokens/s at T = {request.temperature:g}" for request in profile.requests
-    )
-    return "\n".join([f"{profile.strategy}: {', '.join(speeds)}", *profile.machine[:1]])
-
-
-def _legend(axes: Axes) -> None:
-    handles = [Patch(color=_COLOURS[look], label=word) for look, word in _LEGEND.items()]
-    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.96), "ncols": len(handles)}
-    axes.legend(handles=handles, frameon=False, fontsize=9, handlelength=1.0, borderaxespad=0.2, **place)
-
-
-def _rounds(axes: Axes, excerpt: Excerpt, request: RequestProfile) -> None:
-    for lane, bars in ((_DRAFT, excerpt.draft), (_TARGET, excerpt.target)):
-        for bar in bars:
-            _bar(axes, bar, lane)
-    for use in excerpt.uses:
-        axes.annotate(
-            "",
-            (use.chosen, _TARGET + _HEIGHT / 2),
-            (use.grown, _DRAFT - _HEIGHT / 2),
-            arrowprops={"arrowstyle": "-|>", "color": _COLOURS["used"], "lw": 0.9, "alpha": 0.7, "mutation_scale": 7},
-        )
-    axes.set(xlim=(0, excerpt.length), ylim=(-0.45, 1.45), yticks=(_TARGET, _DRAFT), yticklabels=("target", "draft"))
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.set_xlabel("ms", loc="right", labelpad=-2)
-    hidden = (
-        "" if request.overlapped_share is None else f"; {request.overlapped_share:.0%} of the draft's time overlaps"
-    )
-    last = excerpt.first + excerpt.count - 1
-    axes.set_title(f"T = {excerpt.temperature:g}, rounds {excerpt.first} to {last}{hidden}", loc="left", fontsize=10)
-
-
-def _bar(axes: Axes, bar: TimelineBar, lane: float) -> None:
-    axes.barh(lane, bar.end - bar.begin, _HEIGHT, bar.begin, color=_COLOURS[bar.look], edgecolor="white", linewidth=0.4)
+def _parts(moments: Intervals, window: Interval) -> Iterator[tuple[float, float]]:
+    """Milliseconds from the beginning of the window, and lengths."""
+    for each in moments:
+        for begin, end in intersection([each], [window]):
+            yield (begin - window[0]) / 1e6, (end - begin) / 1e6

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.runtime.recording import Record, Seen, Traced, load_record
+from orchestrator.runtime.recording import Seen, Traced, load_record
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
 from protocol.worker.spans import SpanKind, load_spans
@@ -56,7 +56,8 @@ class TracedRun:
 
     def of(self, role: Role) -> list[TracedSpan]:
         """The spans of a role's workers, by their beginning."""
-        return sorted((span for life in self.lives if life.worker.role == role for span in life.spans), key=_begin)
+        spans = (span for life in self.lives if life.worker.role == role for span in life.spans)
+        return sorted(spans, key=lambda span: span.begin)
 
     @property
     def lost(self) -> int:
@@ -66,9 +67,8 @@ class TracedRun:
     @property
     def clock_error(self) -> int | None:
         """Maximum clock error of a worker in nanoseconds; None if a worker sent no clock."""
-        errors = [life.worker.error for life in self.lives]
-        known = [error for error in errors if error is not None]
-        return max(known) if errors and len(known) == len(errors) else None
+        known = [life.worker.error for life in self.lives if life.worker.error is not None]
+        return max(known, default=None) if len(known) == len(self.lives) else None
 
 
 def load(folder: Path) -> TracedRun:
@@ -78,8 +78,8 @@ def load(folder: Path) -> TracedRun:
         spans, lost = load_spans(folder / "orchestrator.spans")
     except OSError as error:
         raise PipelineError("The pipeline ended before it could write its trace: run the profile again.") from error
-    lives = tuple(_life(folder, worker) for worker in record.workers)
-    return TracedRun(_spans(spans, 0), lives, _ordered(record), lost + record.lost)
+    lives = tuple(load_life(folder / f"{each.role}-{each.incarnation}.spans", each) for each in record.workers)
+    return TracedRun(_spans(spans, 0), lives, tuple(sorted(record.seen, key=lambda seen: seen.at)), lost + record.lost)
 
 
 def load_life(path: Path, worker: Traced) -> WorkerLife:
@@ -90,21 +90,9 @@ def load_life(path: Path, worker: Traced) -> WorkerLife:
     return WorkerLife(worker, _spans(spans, worker.ahead), lost)
 
 
-def _life(folder: Path, worker: Traced) -> WorkerLife:
-    return load_life(folder / f"{worker.role}-{worker.incarnation}.spans", worker)
-
-
 def _spans(spans: np.ndarray, ahead: int) -> tuple[TracedSpan, ...]:
     """`ahead`: the writer's clock minus the orchestrator's."""
     return tuple(
         TracedSpan(SpanKind(kind), begin - ahead, end - ahead, sequence, round, tokens, serial)
         for begin, end, sequence, round, serial, kind, tokens in spans.tolist()
     )
-
-
-def _ordered(record: Record) -> tuple[Seen, ...]:
-    return tuple(sorted(record.seen, key=lambda seen: seen.at))
-
-
-def _begin(span: TracedSpan) -> int:
-    return span.begin

@@ -7,7 +7,7 @@ import msgspec
 
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.hardware import chip, system_build
-from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS
+from orchestrator.machine.neural_engine import EXAMINER, PREDICTS
 from protocol.contracts.coreml import (
     EngineChoice,
     EngineRates,

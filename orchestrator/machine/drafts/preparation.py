@@ -18,8 +18,7 @@ from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.hardware import installed_version, usable_bytes
 from orchestrator.machine.memory.budget import size
-from orchestrator.machine.neural_engine.examination import examine
-from orchestrator.machine.neural_engine.judgement import judge
+from orchestrator.machine.neural_engine import examine
 from protocol.child_process import claim_output
 from protocol.contracts.coreml import Progress, record, recorded
 from protocol.errors import InputError, PipelineError
@@ -100,14 +99,14 @@ def _examined(auto: AutoDraft, folder: Path, report: Report) -> Prepared | Decli
     place = place_of(folder)
     verdict = recorded(place)
     if verdict is None:
-        outcomes = examine(
+        _, findings, verdict = examine(
             folder,
+            place,
             auto.runtime,
             examiner=auto.examiner,
             predicts=auto.predicts,
             on_stage=lambda words: report(Preparing(f"examining: {words}")),
         )
-        findings, verdict = judge(outcomes, place, rehearsal=auto.runtime == "executor")
         if verdict is None:
             return Declined(next(f"{each.name}: {each.text}" for each in findings if each.status == "fail"))
         record(msgspec.structs.replace(verdict, model=auto.checkpoint))

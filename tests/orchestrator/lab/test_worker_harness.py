@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.core.options import Options
 from orchestrator.lab.worker_harness import WorkerHarness
-from orchestrator.machine.neural_engine.examination import Limits
+from orchestrator.machine.neural_engine import Limits
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import PipelineError

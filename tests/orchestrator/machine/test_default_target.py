@@ -27,7 +27,7 @@ from orchestrator.machine.default_target import (
     is_default_target,
 )
 from orchestrator.machine.package_index import Wheel
-from orchestrator.runtime.doctor.doctor import default_pair
+from orchestrator.runtime.doctor import default_pair
 from protocol.contracts.coreml import Progress
 from protocol.errors import InputError
 from tests.support.package_index import NAME, Offer, ask_only, offer, serving

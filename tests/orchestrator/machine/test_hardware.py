@@ -15,7 +15,7 @@ from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import Blas, ForwardTimes
 from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
 from orchestrator.machine.placement import begins_shared, worker_cores
-from orchestrator.runtime.doctor import doctor
+from orchestrator.runtime import doctor
 from tests.support.paths import ROOT
 
 _BLAS = Blas("0.3.31", "NumPy's wheel", {"LD_PRELOAD": "libblas.so.3"})

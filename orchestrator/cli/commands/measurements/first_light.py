@@ -18,11 +18,8 @@ from orchestrator.lab.first_light.stages import stage_names
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 if TYPE_CHECKING:
-    from orchestrator.lab.first_light.folder import LightFolder
     from orchestrator.lab.first_light.report import LightReport, StageReport
-    from orchestrator.lab.first_light.run import Choice
-    from orchestrator.lab.first_light.stage_runner import Observer
-    from orchestrator.lab.first_light.stages import LightSettings, Stage
+    from orchestrator.lab.first_light.stages import Stage
 
 _FAILED = 1
 _FOLDER = "first-light"
@@ -77,15 +74,28 @@ def first_light(
     launch-pipeline first-light --minutes 15 --skip second-bench
     launch-pipeline first-light --only neural-engine
     """
-    from orchestrator.lab.first_light.run import Choice
+    from orchestrator.lab.bench.prompts import shipped_prompts
+    from orchestrator.lab.first_light.folder import LightFolder, this_run
+    from orchestrator.lab.first_light.redaction import Redactor
+    from orchestrator.lab.first_light.run import Choice, run
     from orchestrator.lab.first_light.stages import LightSettings
 
     settings = LightSettings(short=short, second_pair=second_pair)
     wanted = [] if only else [name for name in stage_names() if name not in skip]
-    choice = Choice(minutes, only, skip)
-    folder = _folder(out or Path(_FOLDER), settings, wanted)
-    _tell_begin(folder, quiet=as_json)
-    report = _run(folder, settings, choice, quiet=as_json)
+    began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    redactor = Redactor.of_this_machine(shipped_prompts())
+    folder = LightFolder.of(out or Path(_FOLDER), this_run(settings, began), redactor, wanted)
+    if not as_json:
+        verb = "Going on with" if folder.resumed else "Writing to"
+        advice = "Ctrl-C stops; the same command goes on. Leave the machine alone meanwhile."
+        say(f"{verb} {folder.path}. {advice}", err=True)
+    try:
+        with _Screen(quiet=as_json) as screen:
+            report = run(folder, settings, Choice(minutes, only, skip), screen)
+    except KeyboardInterrupt:
+        done = f"{len(folder.done())} of {len(stage_names())} stages are in {folder.path}"
+        say(f"{done}; the same command goes on with the others.", err=True)
+        raise
     archive = folder.archive()
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
@@ -95,49 +105,17 @@ def first_light(
         sys.exit(_FAILED)
 
 
-def _folder(path: Path, settings: "LightSettings", wanted: list[str]) -> "LightFolder":
-    """The folder of the run with these settings, or a new one for `wanted` stages."""
-    from orchestrator.lab.bench.prompts import shipped_prompts
-    from orchestrator.lab.first_light.folder import LightFolder, identity
-    from orchestrator.lab.first_light.redaction import Redactor
-
-    began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return LightFolder.of(path, identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted)
-
-
-def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", quiet: bool) -> "LightReport":
-    from orchestrator.lab.first_light.run import run
-
-    try:
-        with _Screen(quiet) as screen:
-            return run(folder, settings, choice, screen)
-    except KeyboardInterrupt:
-        done = len(folder.done())
-        told = f"{done} of {len(stage_names())} stages are in {folder.path}; the same command goes on with the others."
-        say(told, err=True)
-        raise
-
-
-def _tell_begin(folder: "LightFolder", quiet: bool) -> None:
-    if not quiet:
-        verb = "Going on with" if folder.resumed else "Writing to"
-        say(
-            f"{verb} {folder.path}. Ctrl-C stops; the same command goes on. Leave the machine alone meanwhile.",
-            err=True,
-        )
-
-
 def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
     from orchestrator.lab.first_light.report import settled
 
     for sentence in settled(report.stages):
         say(sentence)
-    say(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {_shown(archive)}")
-    wrong = [stage for stage in report.stages if not stage.good]
-    if wrong:
-        say(f"Something is wrong in: {', '.join(stage.stage for stage in wrong)}. The page says what.")
-    failed = [stage.stage for stage in report.stages if stage.status == "failed"]
-    if failed:
+    # As short as it can be typed here.
+    sent = archive.relative_to(Path.cwd()) if archive.is_relative_to(Path.cwd()) else archive
+    say(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {sent}")
+    if wrong := [stage.stage for stage in report.stages if not stage.good]:
+        say(f"Something is wrong in: {', '.join(wrong)}. The page says what.")
+    if failed := [stage.stage for stage in report.stages if stage.status == "failed"]:
         say(
             f"The same command measures again what failed ({', '.join(failed)}), and keeps what is done. For a new run "
             "pass another folder as --out."
@@ -148,11 +126,6 @@ def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
     )
 
 
-def _shown(file: Path) -> Path:
-    """As short as it can be typed here."""
-    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-
-
 class _Screen:
     """A line a stage on stderr: its state, elapsed and remaining time, and what it does now."""
 
@@ -160,12 +133,9 @@ class _Screen:
         console = Console(stderr=True, quiet=quiet)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         self._console = console
-        self._progress = Progress(
-            *columns, TextColumn("{task.fields[now]}", style="dim"), console=console, transient=True
-        )
+        now = TextColumn("{task.fields[now]}", style="dim")
+        self._progress = Progress(*columns, now, console=console, transient=True)
         self._task: TaskID | None = None
-        self._left = 0.0
-        self._words = ""
 
     def __enter__(self) -> "_Screen":
         self._progress.start()
@@ -175,13 +145,12 @@ class _Screen:
         self._progress.stop()
 
     def began(self, stage: "Stage", seconds_left: float) -> None:
-        self._left, self._words = seconds_left, "starting"
-        self._task = self._progress.add_task(stage.name, now="starting")
+        words = f"{stage.name}, at most {seconds_left / 60:.0f} min left"
+        self._task = self._progress.add_task(words, now="starting")
 
-    def observer(self, stage: "Stage") -> "Observer":
-        from orchestrator.lab.first_light.stage_runner import Observer
-
-        return Observer(self._notice, self._tick)
+    def notice(self, words: str) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, now=escape(words))
 
     def ended(self, report: "StageReport", known: bool) -> None:
         if self._task is not None:
@@ -192,13 +161,3 @@ class _Screen:
         reason = f": {escape(report.reason)}" if report.reason else ""
         line = f"{_MARKS[report.status]} {escape(report.title)}{took}{reason}{wrong}"
         self._console.print(line, soft_wrap=True, highlight=False)
-
-    def _notice(self, words: str) -> None:
-        self._words = words
-        self._tick(0.0)
-
-    def _tick(self, passed: float) -> None:
-        if self._task is None:
-            return
-        left = f"at most {max(0.0, self._left - passed) / 60:.0f} min left" if passed else ""
-        self._progress.update(self._task, now=escape(f"{self._words}  {left}"))

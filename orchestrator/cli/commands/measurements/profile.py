@@ -1,9 +1,6 @@
 """`launch-pipeline profile`: options to a measurement, a measurement to tables and files."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -16,9 +13,6 @@ from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.prompts import read_prompts
 from protocol.messages.sampling import AT_ZERO
-
-if TYPE_CHECKING:
-    from orchestrator.lab.profile.measure import ProfileTask
 
 
 @click.command(cls=BriefCommand, brief="pair target draft strategy temperature max-tokens seed out json")
@@ -64,7 +58,8 @@ def profile(
     launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
     """
     # Neither numpy nor matplotlib nor the trace's schema should slow the other commands' start down.
-    from orchestrator.lab.profile.measure import ProfileTask
+    from orchestrator.lab.profile.measure import ProfileTask, measure
+    from orchestrator.lab.profile.report import findings, require_folder, write_files
 
     text = prompt if prompt is not None else read_prompts(None, 1)[0].text
     temperatures = tuple(dict.fromkeys(temperature)) or (0.0, 1.0)
@@ -72,24 +67,10 @@ def profile(
     for each in temperatures:
         task.sampling(each, task.max_tokens).submit(text, "check")
     print_notes(without_effect(settings))
-    _profile(task, out, as_json)
-
-
-def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
-    from orchestrator.lab.profile.measure import measure
-    from orchestrator.lab.profile.report import findings, require_folder, write_files
-
     require_folder(out)
-    with _notice(as_json) as notice:
-        measured = measure(task, notice)
+    with Console(stderr=True, quiet=as_json).status("Profiling ...") as status:
+        measured = measure(task, lambda text: status.update(f"{text} ..."))
         paths = write_files(measured, out)
     show(findings(measured.profile), as_json)
     if not as_json:
         click.echo("\n" + "\n".join(map(str, paths)))
-
-
-@contextmanager
-def _notice(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Says on stderr what is going on."""
-    with Console(stderr=True, quiet=quiet).status("Profiling ...") as status:
-        yield lambda text: status.update(f"{text} ...")

@@ -8,8 +8,8 @@ import pytest
 from orchestrator.lab.bench.plan import BenchModels
 from orchestrator.lab.calibration import OverlapTimes
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile
-from orchestrator.lab.first_light.measurements.texts import plan
+from orchestrator.lab.first_light import devices, pipelines
+from orchestrator.lab.first_light.pipelines import plan
 from orchestrator.lab.first_light.stages import Asked, LightSettings, stage_names
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.contracts.coreml import FOLDER_MODEL, EngineVerdict, ExaminedSystem
@@ -41,10 +41,10 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         measured.append(engine)
         return OverlapTimes(0.02, 0.007, 0.02, 0.007)
 
-    monkeypatch.setattr(overlap, "both_at_once", both_at_once)
-    monkeypatch.setattr(overlap, "converted_draft", lambda *_: Path("package"))
+    monkeypatch.setattr(devices, "both_at_once", both_at_once)
+    monkeypatch.setattr(devices, "converted_draft", lambda *_: Path("package"))
     for name in ("has_neural_engine", "computes_on_gpu"):
-        monkeypatch.setattr(overlap, name, lambda: True)
+        monkeypatch.setattr(devices, name, lambda: True)
     return measured
 
 
@@ -53,7 +53,7 @@ def titles(found: Findings) -> list[str]:
 
 
 def test_the_overlap_with_core_ml_is_told_first_and_measured_last(engines: list[str]):
-    found = overlap.measure(ASKED)
+    found = devices.overlap(ASKED)
 
     assert engines == ["mlx", "coreml"]
     assert titles(found) == ["Target on the GPU, draft in Core ML", "Both on the GPU"]
@@ -64,8 +64,8 @@ def test_an_overlap_without_core_ml_is_a_note(monkeypatch: pytest.MonkeyPatch, e
     def refused(*_: object) -> Path:
         raise error
 
-    monkeypatch.setattr(overlap, "converted_draft", refused)
-    found = overlap.measure(ASKED)
+    monkeypatch.setattr(devices, "converted_draft", refused)
+    found = devices.overlap(ASKED)
 
     assert engines == ["mlx"]
     assert titles(found) == ["Both on the GPU"]
@@ -80,9 +80,9 @@ def test_what_is_measured_before_core_ml_is_kept_if_its_load_does_not_end(
     def ended(*_: object) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(overlap, "converted_draft", ended)
+    monkeypatch.setattr(devices, "converted_draft", ended)
     with pytest.raises(KeyboardInterrupt):
-        overlap.measure(ASKED._replace(so_far=so_far.append))
+        devices.overlap(ASKED._replace(so_far=so_far.append))
 
     assert titles(so_far[-1]) == ["Both on the GPU"]
 
@@ -96,13 +96,13 @@ def test_a_profile_has_the_draft_in_mlx_where_core_ml_fails(monkeypatch: pytest.
             raise PipelineError(REASON)
         return load_profile("m3-pro-qwen3-4b")
 
-    monkeypatch.setattr(profile, "has_neural_engine", lambda: True)
-    monkeypatch.setattr(profile, "calibrate", calibrate)
-    found = profile.measure(ASKED)
+    monkeypatch.setattr(devices, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(devices, "calibrate", calibrate)
+    found = devices.profile(ASKED)
 
     assert REASON in found.notes[0]
     assert "engine is mlx" in found.notes[1]
-    assert [attached.name for attached in found.attachments] == [profile.FILE]
+    assert [attached.name for attached in found.attachments] == [devices.FILE]
 
 
 # Prefill -------------------------------------------------------------------------------------------
@@ -127,9 +127,9 @@ class FakePipeline:
 
 
 def test_prompts_are_measured_without_core_ml_where_it_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prefill, "has_neural_engine", lambda: True)
-    monkeypatch.setattr(prefill, "Pipeline", FakePipeline)
-    found = prefill.measure(ASKED)
+    monkeypatch.setattr(pipelines, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(pipelines, "Pipeline", FakePipeline)
+    found = pipelines.prefill(ASKED)
 
     assert found.tables[0].columns == ("prompt tokens", "the target itself, ms", "MLX process, ms")
     assert found.notes == ("Core ML: not measured. Sliding windows can't be converted.",)
@@ -145,31 +145,27 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EngineVerdict
     """What was found by examinations of the demo draft, which is converted; the last one counts."""
     verdicts: list[EngineVerdict] = []
     (tmp_path / FOLDER_MODEL).mkdir()
-    monkeypatch.setattr(bench, "conversion_of", lambda _: tmp_path)
-    monkeypatch.setattr(bench, "place_of", lambda _: PLACE)
-    monkeypatch.setattr(bench, "recorded", lambda _: verdicts[-1] if verdicts else None)
+    monkeypatch.setattr(pipelines, "conversion_of", lambda _: tmp_path)
+    monkeypatch.setattr(pipelines, "place_of", lambda _: PLACE)
+    monkeypatch.setattr(pipelines, "recorded", lambda _: verdicts[-1] if verdicts else None)
     return verdicts
 
 
 def core_ml_line() -> tuple[bool, str]:
-    ours, note = bench.with_core_ml_draft(plan(), BenchModels(DEMO_TARGET, DEMO_DRAFT))
+    ours, note = pipelines.with_core_ml_draft(plan(), BenchModels(DEMO_TARGET, DEMO_DRAFT))
     return ours.core_ml_draft, note
 
 
-def test_a_draft_that_passed_its_examination_is_a_line_of_the_bench(known: list[EngineVerdict]):
-    known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
-
-    assert core_ml_line() == (True, "")
-
-
-def test_a_draft_that_failed_its_examination_or_had_none_is_a_note(known: list[EngineVerdict], tmp_path: Path):
+def test_a_draft_is_a_line_of_the_bench_if_it_passed_its_examination(known: list[EngineVerdict], tmp_path: Path):
     unexamined = core_ml_line()
     known.append(EngineVerdict(place=PLACE, choice="mlx", reason="its logits are wrong"))
     failed = core_ml_line()
     known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
+    passed = core_ml_line()
     (tmp_path / FOLDER_MODEL).rmdir()
 
     assert not unexamined[0]
     assert "has not examined" in unexamined[1]
     assert failed == (False, "A draft in Core ML: not here. Its examination decided for MLX (its logits are wrong).")
+    assert passed == (True, "")
     assert core_ml_line() == unexamined

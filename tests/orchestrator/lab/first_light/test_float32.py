@@ -6,15 +6,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.lab import forwards
-from orchestrator.lab.first_light.measurements import exactness
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.findings import Findings
+from orchestrator.lab.first_light import forwards, pipelines
 from orchestrator.lab.first_light.stages import Asked, LightSettings
 from orchestrator.lab.forwards import ForwardOrder, Precision, examined
+from orchestrator.machine.check import Check
 from tests.support.paths import ROOT
 
 NAME = "MLX_ENABLE_TF32"
@@ -37,31 +39,26 @@ def test_forwards_are_compared_so(precision: Precision, expected: str | None, mo
 def test_and_texts_are_decoded_so(monkeypatch: pytest.MonkeyPatch):
     """The weights as they are stored keep the user's setting, which is left as it was."""
     monkeypatch.delenv(NAME)
-    seen: dict[str, set[str | None]] = {}
+    seen: list[tuple[str | None, str | None]] = []
 
-    class Pipeline:
-        def __init__(self, settings: Any, **_: object) -> None:
-            seen.setdefault(str(settings.target), set()).add(os.environ.get(NAME))
-
-        def __enter__(self) -> "Pipeline":
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
+    def measured(plan: BenchPlan, *_: object) -> Findings:
+        seen.append((plan.target, os.environ.get(NAME)))
+        return Findings(checks=(Check("ssd", "ok", "4 generations compared, all equal"),))
 
     @contextmanager
-    def copied(_: Path) -> Iterator[Path]:
-        yield Path("float32")
+    def copied(folder: Path) -> Iterator[Path]:
+        yield folder
 
-    monkeypatch.setattr(exactness, "Pipeline", Pipeline)
-    monkeypatch.setattr(exactness, "float32_copy", copied)
-    monkeypatch.setattr(exactness, "computes_on_gpu", lambda: True)
-    monkeypatch.setattr(
-        exactness, "PipelineContender", lambda *_: SimpleNamespace(generate=lambda _: SimpleNamespace(tokens=(1,)))
-    )
-    exactness.measure(Asked(LightSettings(short=True), lambda _: None, lambda _: None))
+    monkeypatch.setattr(pipelines.strategies, "measure", measured)
+    monkeypatch.setattr(pipelines, "float32_copy", copied)
+    monkeypatch.setattr(pipelines, "computes_on_gpu", lambda: True)
+    found = pipelines.exactness(Asked(LightSettings(short=True), lambda _: None))
 
-    (stored,) = (values for target, values in seen.items() if target != "float32")
-    assert (stored, seen["float32"], os.environ.get(NAME)) == ({None}, {"0"}, None)
+    assert [value for _, value in seen] == [None, "0"]
+    assert seen[0][0] is None
+    assert seen[1][0] is not None
+    assert os.environ.get(NAME) is None
+    assert [check.name for check in found.checks] == ["as stored, ssd", "float32, ssd"]
 
 
 def test_and_these_tests_before_mlx_is_imported():

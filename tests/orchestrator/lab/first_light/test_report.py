@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.lab.bench.figures import rows
+from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings, Table, Value
-from orchestrator.lab.first_light.measurements import idle, neural_engine, placement, widths
-from orchestrator.lab.first_light.measurements.overlap import Overlap, efficiency
-from orchestrator.lab.first_light.measurements.placement import Decoded
+from orchestrator.lab.first_light import idle, neural_engine, widths
+from orchestrator.lab.first_light.devices import efficiency, gain, pair_seconds
+from orchestrator.lab.first_light.pipelines import placed
 from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.stages import Asked, LightSettings
 from orchestrator.lab.forwards import Compared, ForwardsReady, ForwardTimed, Loop, Ties
 from orchestrator.machine.check import Check
 from orchestrator.machine.default_target import VARIABLE
-from orchestrator.machine.neural_engine.examination import StageOutcome
-from orchestrator.machine.neural_engine.judgement import judge
+from orchestrator.machine.neural_engine import StageOutcome, judge
 from protocol.contracts.coreml import Agreed, ExaminedSystem, Loaded, Loading, Predicted, Timed
-from tests.support.bench_measurements import statistics
+from tests.support.bench_measurements import measurement, statistics
 
 PREDICT_TABLES = ("loading", "loaded", "agreed", "predicted", "timed")
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
@@ -30,26 +31,20 @@ def test_the_efficiency_that_was_reported_for_an_m4_is_this_formula():
     assert efficiency(22.1 - draft, draft, 16.8) == pytest.approx(0.73, abs=0.005)
 
 
-def test_devices_that_do_not_slow_each_other_hide_the_shorter_step():
-    overlap = Overlap(20.0, 7.0, 20.0, 7.0)
-
-    assert overlap.pair_seconds == 20.0
-    assert (overlap.efficiency, overlap.gain) == (1.0, 2.0)
-    assert overlap.pair_speed_up == 1.35
-
-
-def test_one_device_for_both_wins_nothing():
-    overlap = Overlap(20.0, 8.0, 40.0, 16.0)
-
-    assert overlap.pair_seconds == pytest.approx(28.0)
-    assert (overlap.efficiency, overlap.gain, overlap.pair_speed_up) == pytest.approx((0.0, 1.0, 1.0))
-
-
-def test_the_longer_step_runs_alone_once_the_shorter_has_ended():
-    # 8 ms beside the draft do 4 ms of the target's 20: 16 more remain.
-    overlap = Overlap(20.0, 4.0, 40.0, 8.0)
-
-    assert overlap.pair_seconds == pytest.approx(8.0 + 16.0)
+@pytest.mark.parametrize(
+    ("times", "pair", "won"),
+    [
+        ((20.0, 7.0, 20.0, 7.0), 20.0, 2.0),
+        ((20.0, 8.0, 40.0, 16.0), 28.0, 1.0),
+        # 8 ms beside the draft do 4 ms of the target's 20: 16 more remain.
+        ((20.0, 4.0, 40.0, 8.0), 8.0 + 16.0, 1.0),
+    ],
+    ids=["no slow-down hides the shorter step", "one device for both wins nothing", "the longer step ends alone"],
+)
+def test_the_time_of_a_pair_of_steps(times: tuple[float, float, float, float], pair: float, won: float):
+    assert pair_seconds(OverlapTimes(*times)) == pytest.approx(pair)
+    assert gain(OverlapTimes(*times)) == pytest.approx(won)
+    assert efficiency(20.0, 7.0, 20.0) == 1.0
 
 
 def test_an_examination_shows_every_kind_of_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -147,15 +142,12 @@ def test_idle_time_is_what_a_round_takes_beyond_forwards_that_are_dispatched_ahe
 
 
 def test_the_fastest_place_of_the_draft_is_named_by_temperature():
-    found = [
-        *(Decoded("in turns", heat, rate, 0.0, 0.0) for heat, rate in ((0.0, 50.0), (0.8, 45.0))),
-        *(Decoded("Core ML, beside", heat, rate, 0.0, 0.0) for heat, rate in ((0.0, 60.0), (0.8, 40.0))),
-    ]
+    rates = {("in turns", 0.0): 50.0, ("in turns", 0.8): 45.0, ("Core ML", 0.0): 60.0, ("Core ML", 0.8): 40.0}
+    found = [measurement(place, rate, temperature=heat) for (place, heat), rate in rates.items()]
 
-    assert placement.findings(found, ()).settled == (
-        "Placement at T = 0, tokens/s with the draft on: in turns 50.0, Core ML, beside 60.0; fastest: Core ML, "
-        "beside.",
-        "Placement at T = 0.8, tokens/s with the draft on: in turns 45.0, Core ML, beside 40.0; fastest: in turns.",
+    assert placed(rows(found, ["in turns", "Core ML"]), ()).settled == (
+        "Placement at T = 0, tokens/s with the draft on: in turns 50.0, Core ML 60.0; fastest: Core ML.",
+        "Placement at T = 0.8, tokens/s with the draft on: in turns 45.0, Core ML 40.0; fastest: in turns.",
     )
 
 
@@ -175,23 +167,15 @@ def report() -> LightReport:
         StageReport(stage="b", title="Second", status="not here", reason="no Neural Engine"),
         StageReport(stage="c", title="Third", status="failed", reason="<script>alert(1)</script>"),
     )
-    return LightReport(program="p 1", machine=("chip",), options=("short: True",), began="now", stages=stages)
+    return LightReport(program="p 1", code="c", machine=("chip",), options=("short: True",), began="now", stages=stages)
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script():
+def test_the_page_shows_what_was_found_and_needs_nothing_from_elsewhere_and_runs_no_script():
     text = page(report())
 
     assert not re.search(r"<(script|link|img|iframe)|https?://|url\(|@import", text)
     assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["#a", "#b", "#c"]
-
-
-def test_the_page_shows_units_origins_pictures_and_what_is_not_here():
-    text = page(report())
-
-    assert "<td>1.25</td><td" in text
-    assert ">computed<" in text
-    assert text.count("<svg") == 1
     assert text.index("<li>Nothing &amp; all.</li>") < text.index('href="#a"')
-    assert "not here: no Neural Engine" in text
-    assert "&lt;script&gt;" in text
-    assert "next: install it" in text
+    assert text.count("<svg") == 1
+    shown = ("<td>1.25</td><td", ">computed<", "not here: no Neural Engine", "&lt;script&gt;", "next: install it")
+    assert [words for words in shown if words not in text] == []

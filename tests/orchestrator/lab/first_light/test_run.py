@@ -13,23 +13,20 @@ import msgspec
 import pytest
 
 from orchestrator.lab.findings import Findings, Value
-from orchestrator.lab.first_light import stage_runner
-from orchestrator.lab.first_light.folder import REPORT, Identity, LightFolder
-from orchestrator.lab.first_light.measurements.exactness import first_difference
-from orchestrator.lab.first_light.measurements.prefill import crossover
-from orchestrator.lab.first_light.needs import has_neural_engine, lacking
+from orchestrator.lab.first_light import stage_process
+from orchestrator.lab.first_light.folder import REPORT, LightFolder
+from orchestrator.lab.first_light.pipelines import crossover
 from orchestrator.lab.first_light.redaction import Redactor
-from orchestrator.lab.first_light.report import LightReport, StageReport
-from orchestrator.lab.first_light.run import Choice, run
-from orchestrator.lab.first_light.stage_process import measurement
-from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
-from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
+from orchestrator.lab.first_light.report import LightReport, Run, StageReport
+from orchestrator.lab.first_light.run import Choice, lacking, run
+from orchestrator.lab.first_light.stage_process import RanStage, measurement, run_stage
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, OnNotice, Stage, has_neural_engine
 from protocol.errors import InputError
 
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
 NAMES = [stage.name for stage in THREE]
 HOUR = Choice(60)
-IDENTITY = Identity(program="p 1", code="c1", machine=("chip",), options=("short: False",))
+ONE = Run(program="p 1", code="c1", machine=("chip",), options=("short: False",), began="now")
 
 
 class Runner:
@@ -45,7 +42,7 @@ class Runner:
         self._failing = failing
         self._late = late
 
-    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, observer: Observer, /) -> RanStage:
+    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, notice: OnNotice, /) -> RanStage:
         if stage.name == self._interrupted:
             raise KeyboardInterrupt
         self.ran.append((stage.name, seconds))
@@ -70,15 +67,14 @@ class Lines:
 
     def began(self, stage: Stage, seconds_left: float) -> None: ...
 
-    def observer(self, stage: Stage) -> Observer:
-        return Observer()
+    def notice(self, words: str) -> None: ...
 
     def ended(self, report: StageReport, known: bool) -> None:
         self.ends.append((report.stage, report.status, known))
 
 
-def opened(path, identity: Identity = IDENTITY, wanted=NAMES) -> LightFolder:
-    return LightFolder.of(path / "light", identity, "now", Redactor(), wanted)
+def opened(path, run: Run = ONE, wanted=NAMES) -> LightFolder:
+    return LightFolder.of(path / "light", run, Redactor(), wanted)
 
 
 def light(
@@ -124,63 +120,38 @@ def test_another_program_machine_or_option_begins_another_folder(tmp_path, field
     with pytest.raises(KeyboardInterrupt):
         light(opened(tmp_path), Runner(interrupted="two"))
     value = "c2" if field == "code" else ("other",)
-    other = opened(tmp_path, msgspec.structs.replace(IDENTITY, **{field: value}))
+    other = opened(tmp_path, msgspec.structs.replace(ONE, **{field: value}))
 
     assert other.path.name == "light-2"
     assert not other.done()
     assert opened(tmp_path).path.name == "light"
 
 
-def test_a_finished_run_is_followed_by_a_new_one(tmp_path):
-    light(opened(tmp_path), Runner())
-
-    assert opened(tmp_path).path.name == "light-2"
-
-
-def test_a_stage_that_is_asked_for_alone_is_measured_again(tmp_path):
-    light(opened(tmp_path), Runner())
-    again = Runner()
-    report = light(opened(tmp_path, wanted=[]), again, Choice(60, only=("two",)))
-
-    assert again.names == ["two"]
-    assert set(states(report).values()) == {"done"}
-
-
-def test_a_folder_with_other_things_is_refused(tmp_path):
-    (tmp_path / "light").mkdir()
-    (tmp_path / "light" / "thesis.txt").write_text("mine")
-
-    with pytest.raises(InputError, match="choose another folder"):
-        opened(tmp_path)
-
-
-def test_a_stage_that_fails_is_a_finding_and_the_rest_goes_on(tmp_path):
-    runner = Runner(failing="one")
-    report = light(opened(tmp_path), runner)
-
-    assert runner.names == NAMES
-    assert (report.stages[0].status, report.stages[0].reason) == ("failed", "it broke")
-    assert not report.stages[0].good
-    assert (tmp_path / "light" / "logs" / "one.txt").read_text() == "last words"
-
-
 def test_a_stage_that_no_longer_fits_is_skipped_and_told_and_measured_by_the_next_start(tmp_path):
-    report = light(opened(tmp_path), Runner(), Choice(25))
-    again = Runner()
+    """No stage gets more time than is left."""
+    runner, again = Runner(), Runner()
+    report = light(opened(tmp_path), runner, Choice(25))
+    light(opened(tmp_path), again)
 
     assert states(report) == {"one": "done", "two": "done", "three": "skipped"}
     assert report.stages[2].reason == "it needs about 10 minutes, and 5.0 were left"
-    light(opened(tmp_path), again)
+    assert runner.ran == [("one", 60 * 20), ("two", 60 * 15)]
     assert again.names == ["three"]
 
 
-@pytest.mark.parametrize("runner", [Runner(failing="two"), Runner(late="two")], ids=["fails", "hangs"])
-def test_a_failed_stage_alone_is_measured_again_by_the_next_start(tmp_path, runner: Runner):
-    light(opened(tmp_path), runner)
-    again = Runner()
-    folder = opened(tmp_path)
+@pytest.mark.parametrize(
+    ("runner", "reason"),
+    [(Runner(failing="two"), "it broke"), (Runner(late="two"), "it was late")],
+    ids=["fails", "hangs"],
+)
+def test_a_stage_that_fails_is_a_finding_and_alone_measured_again_by_the_next_start(tmp_path, runner, reason: str):
+    failed = light(opened(tmp_path), runner)
+    folder, again = opened(tmp_path), Runner()
     report = light(folder, again)
 
+    assert runner.names == NAMES
+    assert (tmp_path / "light" / "logs" / "two.txt").exists()
+    assert (failed.stages[1].status, failed.stages[1].reason, failed.stages[1].good) == ("failed", reason, False)
     assert folder.path.name == "light"
     assert again.names == ["two"]
     assert set(states(report).values()) == {"done"}
@@ -205,13 +176,6 @@ def test_a_stage_that_the_end_of_the_run_ended_is_measured_by_the_next_start(tmp
     assert (ended.stages[1].status, ended.stages[1].reason) == ("skipped", "the 25 minutes of this run were over")
     assert again.names == ["two", "three"]
     assert (hung.stages[1].status, hung.stages[1].reason) == ("failed", "it was late")
-
-
-def test_no_stage_gets_more_time_than_is_left(tmp_path):
-    runner = Runner()
-    light(opened(tmp_path), runner, Choice(25))
-
-    assert runner.ran == [("one", 60 * 20), ("two", 60 * 15)]
 
 
 def test_what_is_left_out_is_not_asked_for_and_what_is_not_here_is_told(tmp_path):
@@ -251,11 +215,15 @@ def test_a_stage_runs_that_is_chosen_not_done_and_lacks_nothing(tmp_path, choice
     assert ("one" in runner.names) is runs
 
 
-def test_a_damaged_result_is_measured_again(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"stage": "two", "status": "moon"}'])
+def test_a_damaged_result_is_measured_again_and_a_damaged_folder_refused(tmp_path, content: bytes):
     light(opened(tmp_path), Runner())
-    (tmp_path / "light" / "stages" / "two.json").write_text("{")
+    (tmp_path / "light" / "stages" / "two.json").write_bytes(content)
 
     assert set(opened(tmp_path).done()) == {"one", "three"}
+    (tmp_path / "light" / "run.json").write_bytes(content)
+    with pytest.raises(InputError, match="choose another folder"):
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
@@ -292,12 +260,6 @@ def test_a_neural_engine_is_looked_for_on_apple_silicon_with_core_ml(monkeypatch
     assert has_neural_engine() is there
 
 
-def test_the_first_difference_of_two_texts():
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2, 3], [1, 2]) == 2
-
-
 def test_a_crossover_is_where_one_stays_ahead():
     assert crossover({64: 9, 128: 5, 256: 5, 512: 5}, {64: 1, 128: 6, 256: 4, 512: 6}) == 512
     assert crossover({64: 1, 128: 1}, {64: 2, 128: 2}) == 64
@@ -310,8 +272,8 @@ def test_a_crossover_is_where_one_stays_ahead():
 FAKE = (sys.executable, "-m", "tests.support.fake_stage")
 
 
-def ran(name: str, seconds: float = 30.0, observer: Observer | None = None) -> RanStage:
-    return run_stage(Stage(name, "", name, 1, 1), LightSettings(), seconds, observer or Observer(), program=FAKE)
+def ran(name: str, seconds: float = 30.0, notice: OnNotice = lambda _: None) -> RanStage:
+    return run_stage(Stage(name, "", name, 1, 1), LightSettings(), seconds, notice, program=FAKE)
 
 
 def running() -> str:
@@ -321,39 +283,32 @@ def running() -> str:
 
 def test_what_a_stage_finds_is_its_report_and_what_it_says_is_heard():
     heard: list[str] = []
-    report = ran("good", observer=Observer(heard.append)).report
+    report = ran("good", notice=heard.append).report
 
-    assert report.status == "done"
-    assert report.findings.values == (Value("seven", 7.0),)
-    assert heard == ["good has begun"]
+    assert (report.status, report.findings.values, heard) == ("done", (Value("seven", 7.0),), ["good has begun"])
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "reason", "found"),
     [
-        ("crashes", "its process ended by signal 11"),
-        ("quits", "its process ended with exit code 3"),
-        ("fails", "the compiler has had enough"),
+        ("crashes", "its process ended by signal 11", ()),
+        ("quits", "its process ended with exit code 3", ()),
+        ("fails", "the compiler has had enough", ()),
+        ("fails late", "the compiler has had enough", ("one", "two")),
     ],
 )
-def test_a_stage_that_breaks_is_told_with_the_reason(name: str, reason: str):
+def test_a_stage_that_breaks_is_told_with_the_reason_and_what_it_had_found(name: str, reason: str, found: tuple):
     report = ran(name).report
 
-    assert (report.status, report.reason) == ("failed", reason)
-
-
-def test_what_a_stage_had_found_before_it_broke_is_kept():
-    report = ran("fails late").report
-
-    assert (report.status, report.findings.notes) == ("failed", ("one", "two"))
+    assert (report.status, report.reason, report.findings.notes) == ("failed", reason, found)
 
 
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stage_runner, "_ENDING_SECONDS", 0.2)
+    monkeypatch.setattr(stage_process, "_ENDING_SECONDS", 0.2)
     began = time.monotonic()
-    report = ran("hangs", seconds=0.5).report
+    report, _, late = ran("hangs", seconds=0.5)
 
-    assert report.status == "failed"
+    assert (report.status, late) == ("failed", True)
     assert "not done within" in report.reason
     assert time.monotonic() - began < 20
 
@@ -363,7 +318,7 @@ def test_an_interrupt_ends_the_stage_at_once():
     began = time.monotonic()
 
     with pytest.raises(KeyboardInterrupt):
-        ran("waits", observer=Observer(notice=lambda _: timer.start()))
+        ran("waits", notice=lambda _: timer.start())
     assert time.monotonic() - began < 20
     assert not running()
 

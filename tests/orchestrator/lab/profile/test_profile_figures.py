@@ -1,33 +1,37 @@
 """Every figure of a profile on a run made by hand, in which each moment is known."""
 
+import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from orchestrator.lab.profile.analysis.figures import grown_by, idle_by_cause, target_time
-from orchestrator.lab.profile.analysis.overlap import (
+from orchestrator.lab.profile.figures import grown_by, idle_by_cause, target_time
+from orchestrator.lab.profile.overlap import (
     DRAFT_WORK,
     TARGET_WORK,
-    DraftTime,
+    Interval,
+    Intervals,
     Repeat,
     TracedRequest,
     TracedStep,
-    acceptance_by_depth,
+    difference,
     draft_time,
     efficiency,
+    intersection,
     overlapped_share,
     rounds,
     time_alone,
     total,
     traced_requests,
-    work,
+    union,
 )
-from orchestrator.lab.profile.report import excerpt
+from orchestrator.lab.profile.report import timeline
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
 from orchestrator.runtime.recording import Seen, Traced
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Grow, Prefilled, Reroot, Start, Verdict, Verify
+from protocol.messages.worker import Grow, Prefilled, Start, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from protocol.worker.spans import SpanKind
 
@@ -55,10 +59,6 @@ def verdict(at: int, round: int, path: tuple[NodeId, ...], bonus: int) -> Seen:
     return Seen(at, "target", TARGET, 0, Verdict(ONE, round, path, bonus, 0.0))
 
 
-def reroot(at: int, round: int, missed: bool) -> Seen:
-    return Seen(at, "draft", DRAFT, 0, Reroot(ONE, round, 0, (1,), ROOT, missed))
-
-
 # The prompt takes from 110 to 200. Round 0 verifies A, which step 1 found, and adds B, which step 2 foresaw;
 # round 1 verifies C, which step 3 found ahead of the verdict. The orchestrator then waits from 620 to 680.
 SEEN = (
@@ -70,10 +70,8 @@ SEEN = (
     grow(430, 3, B, 12),
     verdict(480, 0, (A,), 11),
     verify(490, 1, B, 12),
-    reroot(492, 1, missed=False),
     verdict(620, 1, (C,), 50),
     verify(680, 2, node_id(C, 50)),
-    reroot(682, 2, missed=True),
     verdict(800, 2, (), 51),
 )
 TARGET_SPANS = (
@@ -113,18 +111,10 @@ def traced() -> TracedRequest:
 
 
 def test_a_request_lasts_from_its_start_to_its_last_verdict_at_the_target(traced: TracedRequest):
-    assert (traced.began, traced.decoding, traced.ended) == (100, 200, 790)
-    assert traced.temperature == 0.5
-
-
-def test_a_request_without_a_verdict_is_none():
-    assert traced_requests(replace(RUN, seen=SEEN[:4])) == []
-    assert traced_requests(TracedRun((), (), ())) == []
-
-
-def test_clocks_are_as_uncertain_as_the_worst_worker():
-    assert RUN.clock_error == 5
-    assert TracedRun((), (), ()).clock_error is None
+    assert (traced.began, traced.decoding, traced.ended, traced.temperature) == (100, 200, 790, 0.5)
+    assert traced_requests(replace(RUN, seen=SEEN[:4])) == traced_requests(TracedRun((), (), ())) == []
+    # Clocks are as uncertain as the worst worker.
+    assert (RUN.clock_error, TracedRun((), (), ()).clock_error) == (5, None)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +154,6 @@ def test_overlapped_share_is_of_the_draft():
 def test_steps_are_used_if_they_led_to_an_accepted_token(traced: TracedRequest):
     done = rounds(traced.seen)
 
-    assert [each.sources for each in done] == [{FIRST}, {THIRD}, set()]
     assert [each.accepted_from for each in done] == [{FIRST}, {THIRD}, set()]
     # C was computed behind B and B behind A, both before the target had chosen them.
     assert [each.used for each in done] == [{FIRST}, {FIRST, SECOND, THIRD}, set()]
@@ -187,48 +176,30 @@ def test_guesses_that_were_not_the_drafts_credit_no_step():
     free = [verify(20, 0, ROOT, 10), grow(25, 1, ROOT, 10), verdict(30, 0, (A,), 11)]
 
     (only,) = rounds(free)
-    assert (only.accepted, only.sources, only.used) == (1, set(), set())
+    assert (only.accepted_from, only.used) == (set(), set())
 
 
 def test_a_verdict_that_comes_twice_counts_once():
     assert len(rounds([*SEEN, verdict(900, 1, (C,), 50)])) == 3
 
 
-def test_hits_are_what_the_draft_was_told(traced: TracedRequest):
-    assert [each.hit for each in rounds(traced.seen)] == [True, False, None]
-
-
-def test_acceptance_by_depth_counts_rounds_that_could_go_so_deep():
-    told = [
-        verify(1, 0, ROOT, 10, 11),
-        verdict(2, 0, (A, B), 12),
-        verify(3, 1, C, 13, 14),
-        verdict(4, 1, (D,), 9),
-        verify(5, 2, ROOT, 10),
-        verdict(6, 2, (), 9),
-    ]
-
-    assert acceptance_by_depth(rounds(told)) == (2 / 3, 1 / 2)
-    assert acceptance_by_depth([]) == ()
-
-
 def test_every_moment_of_the_draft_is_told_once(traced: TracedRequest):
     used = set().union(*(each.used for each in rounds(traced.seen)))
 
     time = draft_time(traced, grown_by(RUN), used)
-    assert time == DraftTime(used=50 + 100, discarded=15 + 20, exposed=40 + 30 + 85, prefill=0, idle=250)
-    assert time.busy + time.idle == total(traced.decode)
+    assert time == {"used": 50 + 100, "discarded": 15 + 20, "exposed": 40 + 30 + 85, "prefill": 0, "idle": 250}
+    assert sum(time.values()) == total(traced.decode)
 
 
 def test_every_moment_of_the_target_is_told_once(traced: TracedRequest):
-    time = target_time(traced, traced.all)
+    time = target_time(traced)
 
-    assert (time.prefill, time.verify, time.tidy) == (90, 400, 10)
-    assert time.busy + time.idle == total(traced.all)
+    assert (time["prefill"], time["verify"], time["tidy"]) == (90, 400, 10)
+    assert sum(time.values()) == total(traced.all)
 
 
 def test_the_target_waits_for_the_process_that_holds_the_request(traced: TracedRequest):
-    idle = idle_by_cause(traced, traced.all)
+    idle = idle_by_cause(traced)
 
     assert idle == {
         "draft": [(215, 260), (620, 680)],
@@ -241,7 +212,7 @@ def test_the_target_waits_for_the_process_that_holds_the_request(traced: TracedR
 def test_waiting_for_a_draft_that_still_reads_is_waiting_for_its_prefill(traced: TracedRequest):
     reading = replace(traced, draft=(TracedSpan(SpanKind.PREFILL, 150, 230), *traced.draft))
 
-    idle = idle_by_cause(reading, reading.all)
+    idle = idle_by_cause(reading)
     assert (idle["prefill"], idle["draft"]) == ([(215, 230)], [(230, 260), (620, 680)])
 
 
@@ -263,12 +234,50 @@ def test_a_replay_that_lacks_work_gives_no_time():
 
 
 def test_pictures_show_the_whole_draft_and_target_of_their_rounds(traced: TracedRequest):
-    shown = excerpt(RUN, traced, count=2)
+    shown = timeline(RUN, traced, 0.5, most=2)
 
-    window = (270 - 3, 600 + 3)
-    drawn = sum(bar.end - bar.begin for bar in shown.draft)
-    assert (shown.first, shown.count) == (0, 2)
-    assert drawn == pytest.approx(total(traced.busy(work(traced.draft, DRAFT_WORK), [window])) / 1e6)
-    assert [bar.look for bar in shown.target if bar.look == "verify"] == ["verify", "verify"]
-    # TracedStep 1 ended before the picture begins.
-    assert [round(use.chosen * 1e6) for use in shown.uses] == [600 - window[0]]
+    # From 267 to 603, two hundredths more than from the first forward's begin to the last one's end.
+    parts = {
+        bars.look: [(round(1e6 * at), round(1e6 * size)) for at, size in bars.parts]
+        for bars in shown.lanes
+        if bars.parts
+    }
+    assert shown.title == "T = 0.5, rounds 0 to 1; 50% of the draft's time overlaps"
+    assert parts == {
+        "growth, target idle": [(0, 3)],
+        "target verifies": [(3, 200), (233, 100)],
+        "growth, used": [(3, 50), (53, 100)],
+        "growth, discarded": [(323, 13)],
+        "tidies up": [(203, 5), (333, 3)],
+    }
+    assert {bars.lane for bars in shown.lanes if bars.look.startswith("growth")} == {"draft"}
+
+
+# Sets of moments -----------------------------------------------------------------------------------
+
+
+def some(chance: random.Random) -> list[Interval]:
+    """Intervals of any kind: overlapping, nested, touching, empty, backwards."""
+    return [(chance.randrange(40), chance.randrange(40)) for _ in range(chance.randrange(6))]
+
+
+def moments(intervals: list[Interval]) -> set[int]:
+    return {moment for begin, end in intervals for moment in range(begin, end)}
+
+
+def proper(intervals: Intervals) -> bool:
+    edges = [edge for interval in intervals for edge in interval]
+    return all(one < other for one, other in pairwise(edges))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_algebra_is_that_of_sets_of_moments(seed: int):
+    chance = random.Random(seed)
+    raw, others = some(chance), some(chance)
+    one, other = union(raw), union(others)
+
+    assert moments(one) == moments(raw)
+    assert moments(intersection(one, other)) == moments(one) & moments(other)
+    assert moments(difference(one, other)) == moments(one) - moments(other)
+    assert total(one) == len(moments(one))
+    assert all(map(proper, (one, intersection(one, other), difference(one, other))))

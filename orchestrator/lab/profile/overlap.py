@@ -1,8 +1,8 @@
 """From a traced run to one request's rounds, and to how much of the work of draft and target overlaps. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, TypeAlias
@@ -11,7 +11,7 @@ from orchestrator.lab.bench.figures import FEWEST_PROMPTS, bootstrap_interval
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
 from orchestrator.runtime.recording import Seen
 from protocol.messages.base import NodeId
-from protocol.messages.worker import Grow, Reroot, Start, Verdict, Verify
+from protocol.messages.worker import Grow, Start, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from protocol.worker.spans import SpanKind
 
@@ -141,27 +141,13 @@ class TracedStep(NamedTuple):
     serial: int
 
 
-@dataclass(slots=True)
-class VerificationRound:
-    """One verification and its verdict."""
+class VerificationRound(NamedTuple):
+    """One verification with a verdict."""
 
     round: int
-    asked: int
-    """When the orchestrator began to send the Verify; nanoseconds, like all times here."""
-    answered: int
-    """When it had read the verdict."""
-    nodes: int
-    """Draft tokens under verification."""
-    accepted: int
-    tried: int
-    """Number of tokens that could have been accepted."""
-    hit: bool | None = None
-    """The next root had children in the cache; None after the last round, or without a draft."""
-    sources: set[TracedStep] = field(default_factory=set)
-    """Steps that published a node under verification."""
-    accepted_from: set[TracedStep] = field(default_factory=set)
-    """Those of them whose tokens the target accepted."""
-    used: set[TracedStep] = field(default_factory=set)
+    accepted_from: set[TracedStep]
+    """Steps that published a node whose token the target accepted."""
+    used: set[TracedStep]
     """Those, and the steps without which they would have come too late: each published a token that a later
     one of them was computed behind, before the target had chosen it."""
 
@@ -169,27 +155,17 @@ class VerificationRound:
 def rounds(seen: Iterable[Seen]) -> list[VerificationRound]:
     """The rounds with a verdict, in order. `seen`: the messages of one request, in order."""
     growth = _Growth()
-    asked: dict[int, _SentVerify] = {}
+    asked: dict[int, tuple[Verify, dict[NodeId, TracedStep]]] = {}
     done: dict[int, VerificationRound] = {}
     for each in seen:
         match each.message:
             case Grow() as grow:
                 growth.add(grow, TracedStep(each.incarnation, each.serial))
             case Verify(round=round) as verify if round not in asked:
-                asked[round] = _sent_verify(verify, each.at, growth)
+                asked[round] = verify, growth.sources(verify)
             case Verdict(round=round) as verdict if round in asked and round not in done:
-                done[round] = _round(asked[round], each.at, verdict, growth)
-            case Reroot(round=round) if round - 1 in done:
-                done[round - 1].hit = not each.message.missed
+                done[round] = _round(*asked[round], verdict, growth)
     return list(done.values())
-
-
-def acceptance_by_depth(rounds: Sequence[VerificationRound]) -> tuple[float, ...]:
-    """Of the rounds that could accept a token so deep (1 is the first below the root), the share that did."""
-    deepest = max((each.tried for each in rounds), default=0)
-    tried = [sum(each.tried >= depth for each in rounds) for depth in range(1, deepest + 1)]
-    accepted = [sum(each.accepted >= depth for each in rounds) for depth in range(1, deepest + 1)]
-    return tuple(right / all for right, all in zip(accepted, tried, strict=True))
 
 
 class _Growth:
@@ -210,6 +186,15 @@ class _Growth:
     def step_of(self, parent: NodeId, child: NodeId) -> TracedStep | None:
         """The step that has published `child` by now."""
         return self._evaluated.get(parent) if child in self._published else None
+
+    def sources(self, verify: Verify) -> dict[NodeId, TracedStep]:
+        """The step that each node below the root came from; a node that no step grew is not there."""
+        ids, found = [verify.root], {}
+        for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
+            ids.append(node_id(ids[parent], token))
+            if (step := self.step_of(ids[parent], ids[-1])) is not None:
+                found[ids[-1]] = step
+        return found
 
     def choose(self, path: Sequence[NodeId]) -> None:
         """The target chose this path behind its first node."""
@@ -238,68 +223,17 @@ class _Chosen(NamedTuple):
     """The draft had evaluated it already."""
 
 
-class _SentVerify(NamedTuple):
-    """A Verify, its time, and the step that each node below its root came from."""
-
-    verify: Verify
-    at: int
-    steps: dict[NodeId, TracedStep | None]
-
-
-def _sent_verify(verify: Verify, at: int, growth: _Growth) -> _SentVerify:
-    return _SentVerify(verify, at, {child: growth.step_of(parent, child) for parent, child in _below(verify)})
-
-
-def _round(sent: _SentVerify, answered: int, verdict: Verdict, growth: _Growth) -> VerificationRound:
-    verify, steps = sent.verify, sent.steps
+def _round(verify: Verify, steps: Mapping[NodeId, TracedStep], verdict: Verdict, growth: _Growth) -> VerificationRound:
+    """`steps`: those that the nodes under verification came from."""
     path = [verify.root, *verdict.path]
     growth.choose([*path, node_id(path[-1], verdict.bonus)])
-    grown = [node for node in verdict.path if steps.get(node) is not None]
-    accepted = len(verdict.path)
-    return VerificationRound(
-        round=verify.round,
-        asked=sent.at,
-        answered=answered,
-        nodes=len(verify.tokens) - 1,
-        accepted=accepted,
-        tried=accepted + any(parent == path[-1] for parent, _ in _below(verify)),
-        sources={step for step in steps.values() if step is not None},
-        accepted_from={step for node in grown if (step := steps[node]) is not None},
-        used=set().union(*(growth.steps_behind(node) for node in grown)),
-    )
-
-
-def _below(verify: Verify) -> list[tuple[NodeId, NodeId]]:
-    """Parent and child for every node under verification."""
-    ids = [verify.root]
-    pairs = []
-    for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
-        ids.append(node_id(ids[parent], token))
-        pairs.append((ids[parent], ids[-1]))
-    return pairs
+    grown = [node for node in verdict.path if node in steps]
+    used = set().union(*map(growth.steps_behind, grown))
+    return VerificationRound(verify.round, {steps[node] for node in grown}, used)
 
 
 TARGET_WORK = (SpanKind.VERIFY, SpanKind.TIDY)
 DRAFT_WORK = (SpanKind.GROW, SpanKind.PREFILL)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTime:
-    """Nanoseconds of the draft while the request is decoded. The four kinds of work and `idle` are all of it."""
-
-    used: int
-    """Growth while the target was at work, in steps that published a token which the target then accepted, or
-    one that led to it (`Round.used`)."""
-    discarded: int
-    """Growth while the target was at work, in all other steps."""
-    exposed: int
-    """Growth while the target was not at work."""
-    prefill: int
-    idle: int
-
-    @property
-    def busy(self) -> int:
-        return self.used + self.discarded + self.exposed + self.prefill
 
 
 WIDEST = 0.5
@@ -338,22 +272,25 @@ def overlapped_share(draft: Intervals, target: Intervals) -> float | None:
     return total(intersection(draft, target)) / total(draft) if draft else None
 
 
-def draft_time(request: TracedRequest, steps: dict[Interval, TracedStep], used: set[TracedStep]) -> DraftTime:
-    """The draft's time by use. `steps`: the step of each growth span; `used`: the steps that led to accepted tokens."""
+def draft_time(request: TracedRequest, steps: Mapping[Interval, TracedStep], used: set[TracedStep]) -> dict[str, int]:
+    """Nanoseconds of the draft while the request is decoded, by use; all together are that time.
+
+    used, discarded: growth while the target was at work, in steps that led to accepted tokens (`used`) and in others;
+    exposed: growth while it was not. `steps`: the step of each growth span.
+    """
     target = request.busy(work(request.target, TARGET_WORK), request.decode)
     growth = work(request.draft, (SpanKind.GROW,))
     chosen = request.busy((span for span in growth if steps.get(edges(span)) in used), request.decode)
     grown = request.busy(growth, request.decode)
-    busy = request.busy(work(request.draft, DRAFT_WORK), request.decode)
-    hidden = intersection(grown, target)
+    busy = total(request.busy(work(request.draft, DRAFT_WORK), request.decode))
     used_time = total(intersection(chosen, target))
-    return DraftTime(
-        used=used_time,
-        discarded=total(hidden) - used_time,
-        exposed=total(difference(grown, target)),
-        prefill=total(busy) - total(grown),
-        idle=total(request.decode) - total(busy),
-    )
+    return {
+        "used": used_time,
+        "discarded": total(intersection(grown, target)) - used_time,
+        "exposed": total(difference(grown, target)),
+        "prefill": busy - total(grown),
+        "idle": total(request.decode) - busy,
+    }
 
 
 def work(spans: Iterable[TracedSpan], kinds: Sequence[SpanKind]) -> list[TracedSpan]:

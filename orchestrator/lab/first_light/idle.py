@@ -5,14 +5,13 @@ dispatches each forward before it awaits the last one leaves no gap, so what ano
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.contender import AUTOREGRESSIVE, GenerationTask
 from orchestrator.lab.bench.plan import BenchModels
 from orchestrator.lab.bench.trials import encoded
-from orchestrator.lab.findings import Field, Findings, tabulated
-from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
+from orchestrator.lab.findings import Cell, Column, Findings, Table
+from orchestrator.lab.first_light.pipelines import measured_pair, plan, prompts
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.lab.forwards import ForwardOrder, Loop, LoopTimed, examined
 from protocol.messages.client import Statistics
@@ -30,16 +29,7 @@ _NOTE = (
 )
 
 
-class _Row(NamedTuple):
-    """Milliseconds of a round; None: there is no such figure."""
-
-    loop: str
-    tokens: str
-    round: float
-    idle: float | None
-    messages: float | None = None
-    busy: float | None = None
-    """The target's, as the pipeline counts it: a forward that is being built is one."""
+_FIGURES = ("ms a round", "idle, ms", "messages, ms", "target busy")
 
 
 def measure(asked: Asked) -> Findings:
@@ -55,14 +45,11 @@ def measure(asked: Asked) -> Findings:
     pipelines: dict[str, Statistics] = {}
     for strategy in (AUTOREGRESSIVE, "adaptive"):
         asked.notice(f"{strategy}, loading models")
-        pipelines[strategy] = _last_decoded(models, strategy, tasks)
+        with Pipeline(settings=models.settings(strategy), arena_memory=0) as pipeline:
+            # The last of the texts counts: the pipeline then knows its costs.
+            for task in tasks:
+                pipelines[strategy] = PipelineContender(strategy, pipeline).generate(task)
     return findings(loops, pipelines, measured_pair(models))
-
-
-def _last_decoded(models: BenchModels, strategy: str, tasks: Sequence[GenerationTask]) -> Statistics:
-    """The last of these texts, when the pipeline knows its costs."""
-    with Pipeline(settings=models.settings(strategy), arena_memory=0) as pipeline:
-        return [pipeline.generate(task.tokens, task.sampling()) for task in tasks][-1].statistics
 
 
 def findings(
@@ -70,8 +57,8 @@ def findings(
 ) -> Findings:
     """`loops`: milliseconds of a round by loop and width. `pipelines`: by strategy."""
     gaps = {width: max(0.0, loops["waited", width] - loops["ahead", width]) for loop, width in loops if loop == "ahead"}
-    rows = [
-        _Row(_LOOPS[loop], str(width), time, gaps[width] if loop == "waited" else None)
+    rows: list[tuple[Cell, ...]] = [
+        (_LOOPS[loop], str(width), time, gaps[width] if loop == "waited" else None, None, None)
         for (loop, width), time in loops.items()
     ]
     stock, ahead = loops["mlx-lm", 1], loops["ahead", 1]
@@ -81,9 +68,9 @@ def findings(
         round = 1e3 * timed.tokens_per_round / timed.tokens_per_second
         messages = 1e3 * timed.overhead_per_round
         idle = max(0.0, round - ahead) if plain else gaps[max(gaps)] + messages
-        rows.append(
-            _Row(f"pipeline, {strategy}", "1" if plain else "several", round, idle, messages, timed.target_busy)
-        )
+        # The target's busy time is the pipeline's: a forward that is being built is one.
+        width, busy = "1" if plain else "several", timed.target_busy
+        rows.append((f"pipeline, {strategy}", width, round, idle, messages, busy))
         if plain:
             settled.append(
                 f"Plain rounds: the pipeline takes {round:.2f} ms a token and mlx-lm's own loop {stock:.2f} ms, "
@@ -94,16 +81,9 @@ def findings(
                 f"Rounds with guesses: the device is idle for {idle:.2f} of {round:.2f} ms a round, {messages:.2f} ms "
                 f"for messages and decisions and {idle - messages:.2f} ms while the forward is built."
             )
-    fields: list[Field[_Row]] = [
-        Field("loop", lambda row: row.loop),
-        Field("tokens", lambda row: row.tokens),
-        Field("ms a round", lambda row: row.round, ".2f"),
-        Field("idle, ms", lambda row: row.idle, ".2f"),
-        Field("messages, ms", lambda row: row.messages, ".2f"),
-        Field("target busy", lambda row: row.busy, ".2f"),
-    ]
+    columns = ("loop", "tokens", *(Column(title, ".2f") for title in _FIGURES))
     return Findings(
-        tables=(tabulated("Rounds and what the device waits for", fields, rows, note=_NOTE),),
+        tables=(Table("Rounds and what the device waits for", columns, tuple(rows), _NOTE),),
         settled=tuple(settled),
         notes=tuple(notes),
     )

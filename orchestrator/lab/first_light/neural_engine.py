@@ -9,14 +9,13 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.lab.findings import Cell, Findings, Table, Value
-from orchestrator.lab.first_light.measurements.texts import plan
+from orchestrator.lab.first_light.pipelines import plan
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.lab.forwards import ForwardOrder, examined
 from orchestrator.machine.check import Check
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import place_of
-from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS, StageOutcome, examine
-from orchestrator.machine.neural_engine.judgement import judge
+from orchestrator.machine.neural_engine import EXAMINER, PREDICTS, StageOutcome, examine
 from protocol.contracts.coreml import Loaded, Loading, RuntimeName, Timed, record
 
 _MIB = 1 << 20
@@ -32,16 +31,15 @@ def examination(asked: Asked, runtime: RuntimeName, examiner: Sequence[str]) -> 
     """The findings of every stage of the examination. The verdict is kept for `--draft-engine coreml`."""
     models = plan().models()
     folder = converted_draft(str(models.draft), lambda report: asked.notice(report.stage))
-    predicts = asked.sized(30, PREDICTS)
-    outcomes = examine(
+    outcomes, found, verdict = examine(
         folder,
+        place_of(folder),
         runtime,
         examiner=examiner,
-        predicts=predicts,
+        predicts=asked.sized(30, PREDICTS),
         on_stage=asked.notice,
         busy=lambda: _busy_target(models.target),
     )
-    found, verdict = judge(outcomes, place_of(folder), rehearsal=runtime == "executor")
     if runtime == "coreml" and verdict is not None:
         record(verdict)
     told = "none: the failure may not come again" if verdict is None else f"{verdict.choice}: {verdict.reason}"

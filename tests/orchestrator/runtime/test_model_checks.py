@@ -1,18 +1,25 @@
-"""What `doctor --draft` says: the kind, the layers that are tapped, the bytes a token, and whether it fits."""
+"""What `doctor --draft` and `doctor --target` say of a model, or what is wrong with it."""
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from draft_worker.drafter_examination import examine
 from orchestrator.cli.app import cli
-from orchestrator.runtime.doctor import models
-from orchestrator.runtime.doctor.models import draft_finding, told
+from orchestrator.machine.models.levels import MEANINGS
+from orchestrator.runtime import model_checks
+from orchestrator.runtime.model_checks import described, draft_finding, target_finding, told
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
+from protocol.contracts.model_report import ModelRefusal, ModelReport
+from protocol.messages.base import Level
+from target_worker import model_examination
 from tests.support.models.drafter_files import FORMATS, VOCABULARY, WIDTH, layer, write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
@@ -28,8 +35,9 @@ def target(tmp_path: Path) -> Path:
     return folder
 
 
-def asked(*arguments: str) -> list[Any]:
-    result = CliRunner().invoke(cli, ["doctor", "--json", *arguments])
+def asked(*arguments: str, **environment: str) -> list[Any]:
+    """The findings of `doctor --json`."""
+    result = CliRunner().invoke(cli, ["doctor", "--json", *arguments], env=environment)
     assert result.stderr == ""
     return json.loads(result.stdout)
 
@@ -116,7 +124,7 @@ def test_beside_a_target_what_only_loading_finds_is_a_failure(
     if form == "speculators":
         config["transformer_layer_config"] = config["transformer_layer_config"] | {"intermediate_size": 20}
     folder = write(tmp_path / "drafter", (config | options, tensors))
-    monkeypatch.setattr(models, "_examination", lambda role, module, *arguments: examine(*arguments))
+    monkeypatch.setattr(model_checks, "_examination", lambda role, module, *arguments: examine(*arguments))
 
     assert draft_finding(str(folder)).status == "ok"
     finding = draft_finding(str(folder), str(target))
@@ -138,3 +146,67 @@ def test_a_damaged_drafter_is_a_failure_with_its_sentence(tmp_path: Path):
 
     assert draft_finding(str(folder)).status == "fail"
     assert "lacks the tensor layers.0.self_attn.k_proj.weight" in draft_finding(str(folder)).text
+
+
+# Targets -------------------------------------------------------------------------------------------
+
+
+def report(level: Level, reason: str = "") -> ModelReport:
+    return ModelReport(architecture="lfm2", level=level, reason=reason, joins=False, context=4096)
+
+
+@pytest.mark.thorough
+def test_a_target_is_loaded_in_a_process_of_its_own_and_its_level_told():
+    (found,) = asked("--target", str(DEMO_TARGET))
+
+    assert (found["name"], found["status"]) == ("target", "ok")
+    assert f"(llama) is a tree model: {MEANINGS['tree']}. Several requests share a forward" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("level", "layers", "states"),
+    [("chain", 6, "The states of its 6 layers can be recorded"), ("plain", 0, "Its states can't be recorded")],
+)
+def test_a_lower_level_is_told_with_its_reason_and_whether_its_states_can_be_read(
+    level: Level, layers: int, states: str
+):
+    found = msgspec.structs.replace(report(level, "its recurrent layers keep one state."), recorded_layers=layers)
+    finding = described(Path("models/LFM2-1B"), found)
+
+    assert finding.status == "ok"
+    assert finding.text.startswith(f"LFM2-1B (lfm2) is a {level} model: {MEANINGS[level]}. It is no higher level: its")
+    assert "keep one state. Several requests are evaluated in turns; the context is 4,096 tokens." in finding.text
+    assert states in finding.text
+
+
+def test_a_model_that_can_not_be_loaded_is_told_with_its_sentence(tmp_path: Path):
+    for file in DEMO_TARGET.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "no-such-model"}))
+    refused = model_examination.examine(tmp_path)
+
+    assert isinstance(refused, ModelRefusal)
+    finding = described(tmp_path, refused)
+    assert (finding.status, finding.text) == ("fail", refused.text)
+    assert "no-such-model" in finding.text
+
+
+def test_a_name_without_a_model_is_a_failure_with_the_next_step(tmp_path: Path):
+    result = CliRunner().invoke(cli, ["doctor", "--json", "--target", str(tmp_path / "none")])
+
+    assert result.exit_code == 1
+    assert "There is no folder" in json.loads(result.stdout)[0]["text"]
+
+
+@pytest.mark.parametrize("end", [subprocess.CompletedProcess([], -9, b"", b""), subprocess.TimeoutExpired([], 1.0)])
+def test_a_process_that_crashes_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch, end: Any):
+    monkeypatch.setattr(model_checks.subprocess, "run", Mock(side_effect=[end]))
+    finding = target_finding(str(DEMO_TARGET))
+
+    assert (finding.status, finding.next_step is None) == ("fail", False)
+    assert "crashed or hung" in finding.text
+
+
+def test_a_target_in_the_environment_does_not_replace_the_examination_of_the_machine():
+    assert len(asked(LAUNCH_PIPELINE_TARGET=str(DEMO_TARGET))) > 5

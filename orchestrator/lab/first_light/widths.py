@@ -1,9 +1,10 @@
 """Forwards by width: whether their logits depend on it, and what they take, by context too."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Cell, Findings, Table
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
 from orchestrator.lab.first_light.stages import Asked
@@ -19,9 +20,9 @@ from orchestrator.lab.forwards import (
     Ties,
     examined,
 )
+from orchestrator.lab.first_light.pipelines import larger_plan, measured_pair, plan, prompts
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
-from orchestrator.machine.pairs.recommended_pairs import pairs
 
 _PROMPT = 32
 _EVERY_WIDTH = (*range(1, 18), 32)
@@ -38,18 +39,16 @@ def measure(asked: Asked) -> Findings:
 
 
 def measure_larger(asked: Asked) -> Findings:
-    """Of the second pair's target, which the first use downloads. Its float32 copy would not fit."""
-    pair = pairs()[asked.settings.second_pair]
-    asked.notice(f"{asked.settings.second_pair}: fetching what is not on the disk")
-    ours = plan(target=pair.target.id, draft=pair.draft.id)
-    return _measured(asked, ours, True, asked.sized(40, 96), precisions=("stored",))
+    """Of the second pair's target. Its float32 copy would not fit."""
+    return _measured(asked, larger_plan(asked), True, asked.sized(40, 96), precisions=("stored",))
 
 
 def _measured(
     asked: Asked, ours: BenchPlan, gpu: bool, places: int, precisions: tuple[Precision, ...] = ("stored", "float32")
 ) -> Findings:
     models = ours.models()
-    tokens = text(models, ours, _PROMPT + places)
+    length = _PROMPT + places
+    tokens = tuple(chain.from_iterable(encoded(prompts(models, length), ours)))[:length]
     widths = _FEW_WIDTHS if asked.settings.short else _EVERY_WIDTH
     tables: list[Table] = []
     checks: list[Check] = []

@@ -15,8 +15,7 @@ from orchestrator.machine.drafts.draft_choice import draft_choice, is_exit, plac
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.kv_plan import about
-from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
-from orchestrator.machine.neural_engine.judgement import judge
+from orchestrator.machine.neural_engine import EXAMINER, LIMITS, Limits, OnStage, PREDICTS, examine
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime.memory_plan import kept_alone
@@ -47,7 +46,10 @@ def target_finding(name: str, on_progress: OnProgress = silent) -> Check:
     if report is None or isinstance(report, Loaded):
         return _not_loaded("target", folder)
     finding = described(folder, report)
-    return finding if finding.status == "fail" else replace(finding, text=f"{finding.text} {_kept(folder)}".strip())
+    if finding.status == "ok" and (tokens := kept_alone(folder)):
+        kept = f"Alone it keeps {about(tokens)} tokens of conversations in this machine's memory."
+        return replace(finding, text=f"{finding.text} {kept}")
+    return finding
 
 
 def _examination(role: Role, module: str, *arguments: str) -> ModelReport | ModelRefusal | Loaded | None:
@@ -68,28 +70,20 @@ def _not_loaded(role: Role, folder: Path) -> Check:
     return Check(role, "fail", text, "free memory, download the model again, or choose a smaller one")
 
 
-def _kept(folder: Path) -> str:
-    """The conversations that the target keeps on this machine, as a sentence."""
-    tokens = kept_alone(folder)
-    return f"Alone it keeps {about(tokens)} tokens of conversations in this machine's memory." if tokens else ""
-
-
 def described(folder: Path, report: ModelReport | ModelRefusal) -> Check:
     if isinstance(report, ModelRefusal):
         return Check("target", "fail", report.text)
     higher = f" It is no higher level: {report.reason.rstrip('.')}." if report.reason else ""
     joint = "share a forward" if report.joins else "are evaluated in turns"
-    text = (
+    states = "Its states can't be recorded, so that no trained drafter but an early exit can draft for it."
+    if report.recorded_layers:
+        states = f"The states of its {report.recorded_layers} layers can be recorded for a trained drafter."
+    return Check(
+        "target",
+        "ok",
         f"{model_name(folder)} ({report.architecture}) is a {report.level} model: {MEANINGS[report.level]}.{higher} "
-        f"Several requests {joint}; the context is {report.context:,} tokens. {_recording(report.recorded_layers)}"
+        f"Several requests {joint}; the context is {report.context:,} tokens. {states}",
     )
-    return Check("target", "ok", text)
-
-
-def _recording(layers: int) -> str:
-    if layers:
-        return f"The states of its {layers} layers can be recorded for a trained drafter."
-    return "Its states can't be recorded, so that no trained drafter but an early exit can draft for it."
 
 
 def draft_finding(name: str, target: str | None = None, on_progress: OnProgress = silent) -> Check:
@@ -188,32 +182,14 @@ def examined(
 
     The verdict is stored by system build, chip and package.
     """
-    model, note = (draft, "") if draft is not None else _default(on_progress)
-    folder = converted_draft(model, on_progress)
-    place = place_of(folder)
-    outcomes = examine(folder, "coreml", examiner=examiner, limits=limits, predicts=predicts, on_stage=on_stage)
-    findings, verdict = judge(outcomes, place)
+    model, note = (draft, "") if draft is not None else default_draft(on_progress)
+    folder = converted_draft(str(model), on_progress)
+    _, findings, verdict = examine(
+        folder, place_of(folder), examiner=examiner, limits=limits, predicts=predicts, on_stage=on_stage
+    )
     findings = [*([Check("draft", "warn", note)] if note else []), *findings]
     if verdict is None:
         return [*findings, Check("verdict", "warn", "none is recorded: the failure may not come again", _AGAIN)]
-    file = record(verdict)
-    if verdict.choice == "coreml":
-        return [*findings, Check("verdict", "ok", f"--draft-engine coreml uses Core ML here ({file})")]
-    return [*findings, Check("verdict", "warn", f"--draft-engine coreml drafts in MLX here ({file})")]
-
-
-def _default(on_progress: OnProgress) -> tuple[str, str]:
-    """The default draft, and why it is the demo draft if it is."""
-    folder, note = default_draft(on_progress)
-    return str(folder), note
-
-
-def no_neural_engine() -> Check:
-    """Of a machine that is no Mac."""
-    return Check(
-        "Neural Engine",
-        "ok",
-        "there is none: --draft-engine coreml runs the same package by an executor, which proves it and is no "
-        "Neural Engine",
-        "run this on a Mac",
-    )
+    core_ml, file = verdict.choice == "coreml", record(verdict)
+    text = f"--draft-engine coreml {'uses Core ML' if core_ml else 'drafts in MLX'} here ({file})"
+    return [*findings, Check("verdict", "ok" if core_ml else "warn", text)]

@@ -1,0 +1,340 @@
+"""What `bench` answers: every strategy's tokens, where the draft should compute, and the speed beside mlx-lm's own."""
+
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from orchestrator.api.chat_prompts import own_template
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling import SamplingParams
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.lab.bench import strategies
+from orchestrator.lab.bench.contender import PipelineContender
+from orchestrator.lab.bench.figures import BenchRow, rows
+from orchestrator.lab.bench.measurement import BenchRequest, Measurement
+from orchestrator.lab.bench.models import BenchModels
+from orchestrator.lab.bench.names import AUTOREGRESSIVE
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
+from orchestrator.lab.bench.trials import PipelineEntry, encoded, measured
+from orchestrator.lab.findings import Field, Findings, Listener, Table, Value, tabulated
+from orchestrator.lab.first_light.forwards import WHOLE_FLOAT32, float32_copy
+from orchestrator.lab.first_light.stages import Asked, OnNotice, has_neural_engine
+from orchestrator.machine.drafts.auto_draft import place_of
+from orchestrator.machine.drafts.converted_draft import conversion_of, converted_draft, is_converted
+from orchestrator.machine.hardware import computes_on_gpu
+from orchestrator.machine.pairs.recommended_pairs import pairs
+from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
+from protocol.contracts.engines import NO_DRAFT, PrefillEngineName
+from protocol.errors import PipelineError
+from protocol.shown_names import model_name
+
+_TEMPERATURES = (0.0, 0.8)
+
+
+# Texts that stages let the target continue: shipped prompts, never a user's ---------------------------
+
+
+def plan(**changes: Any) -> BenchPlan:
+    """A comparison of the default pair, or as `changes` say."""
+    options: dict[str, Any] = {
+        "target": None,
+        "draft": None,
+        "strategies": "ar,adaptive",
+        "draft_tokens": "2,4",
+        "temperature": (0.0,),
+        "repeats": 1,
+        "max_tokens": 48,
+    }
+    return BenchPlan.of(**(options | changes))
+
+
+def larger_plan(asked: Asked, **changes: Any) -> BenchPlan:
+    """Of the second pair, which the first use downloads."""
+    pair = pairs()[asked.settings.second_pair]
+    asked.notice(f"{asked.settings.second_pair}: fetching what is not on the disk")
+    return plan(target=pair.target.id, draft=pair.draft.id, **changes)
+
+
+def measured_pair(models: BenchModels) -> tuple[str, ...]:
+    """Notes that say which models a stage measured."""
+    names = f"Target {model_name(models.target)}, draft {model_name(models.draft)}."
+    return (names, models.note) if models.note else (names,)
+
+
+def prompts(models: BenchModels, count: int) -> list[BenchPrompt]:
+    """Shipped ones that suit the target."""
+    return read_prompts(None, count, chat=own_template(str(models.target)) is not None)
+
+
+# Speed ------------------------------------------------------------------------------------------------
+
+
+def bench(asked: Asked) -> Findings:
+    if asked.settings.short:
+        # One strategy brings no controls, each of which would be a pipeline more.
+        return compared(plan(strategies="ar", draft_tokens="2", max_tokens=12), 1, asked.notice)
+    return _with_core_ml(plan(temperature=_TEMPERATURES), 4, asked.notice)
+
+
+def larger_bench(asked: Asked) -> Findings:
+    return _with_core_ml(larger_plan(asked, temperature=_TEMPERATURES), 3, asked.notice)
+
+
+class _Noticing(Listener):
+    """Tells what the stage does, and keeps notes for its findings."""
+
+    def __init__(self, notice: OnNotice) -> None:
+        self.notes: list[str] = []
+        self._notice = notice
+
+    def starting(self, what: str) -> None:
+        self._notice(f"{what}, loading")
+
+    def finished(self, what: str) -> None:
+        self._notice(what)
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+
+def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
+    """Every contender of the plan with so many prompts."""
+    notice("loading models")
+    models, watch = ours.models(), _Noticing(notice)
+    found = strategies.measure(ours, prompts(models, texts), watch)
+    return msgspec.structs.replace(found, notes=(*measured_pair(models), *watch.notes, *found.notes), panels=())
+
+
+def _with_core_ml(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
+    note = ""
+    if has_neural_engine():
+        ours, note = with_core_ml_draft(ours, ours.models())
+    found = compared(ours, texts, notice)
+    return msgspec.structs.replace(found, notes=tuple(filter(None, (note, *found.notes))))
+
+
+def with_core_ml_draft(ours: BenchPlan, models: BenchModels) -> tuple[BenchPlan, str]:
+    """The plan with a line whose draft runs in Core ML, or the plan as it is and why it has none.
+
+    A draft that failed its examination would be run by MLX: its line would be another's under a wrong name. Of one that
+    was not examined nobody knows where it runs.
+    """
+    try:
+        verdict = _examined(models.draft)
+    except PipelineError as error:
+        return ours, f"A draft in Core ML: not here. {error}"
+    if verdict is None:
+        return ours, "A draft in Core ML: not here. `launch-pipeline doctor --neural-engine` has not examined this one."
+    if verdict.choice != "coreml":
+        return ours, f"A draft in Core ML: not here. Its examination decided for MLX ({verdict.reason})."
+    return replace(ours, core_ml_draft=True), ""
+
+
+def _examined(draft: Path) -> EngineVerdict | None:
+    """What an examination of this draft on this machine found; None if there was none, for which it is converted."""
+    folder = conversion_of(draft)
+    return recorded(place_of(folder)) if is_converted(folder) else None
+
+
+# Tokens -----------------------------------------------------------------------------------------------
+
+STORED, FLOAT32 = "as stored", "float32"
+_ONE_PRECISION = "float32 beside the stored weights: not here, this processor computes in float32."
+
+
+def exactness(asked: Asked) -> Findings:
+    """Tokens of each strategy against plain decoding, with the weights as they are stored and, on a GPU, in 32 bits."""
+    gpu = computes_on_gpu()
+    ours = plan(
+        strategies=",".join(STRATEGIES),
+        draft_tokens="0",
+        temperature=_TEMPERATURES,
+        max_tokens=asked.sized(16, 96 if gpu else 48),
+        controls=False,
+    )
+    texts = asked.sized(1, 6 if gpu else 4)
+    stored = _named(STORED, compared(ours, texts, asked.notice))
+    if not gpu:
+        return msgspec.structs.replace(stored, notes=(*stored.notes, _ONE_PRECISION))
+    asked.so_far(stored)
+    models = ours.models()
+    with float32_copy(models.target) as copy, _environment(WHOLE_FLOAT32):
+        in_32_bits = replace(ours, target=str(copy), draft=str(models.draft))
+        whole = _named(FLOAT32, compared(in_32_bits, texts, lambda words: asked.notice(f"{FLOAT32}: {words}")))
+    return msgspec.structs.replace(stored, tables=stored.tables + whole.tables, checks=stored.checks + whole.checks)
+
+
+def _named(precision: str, found: Findings) -> Findings:
+    """With the weights' form in every name."""
+    return msgspec.structs.replace(
+        found,
+        tables=tuple(msgspec.structs.replace(each, title=f"{precision}, {each.title}") for each in found.tables),
+        checks=tuple(msgspec.structs.replace(each, name=f"{precision}, {each.name}") for each in found.checks),
+    )
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes that start within the context have these variables too."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+# Places -----------------------------------------------------------------------------------------------
+
+
+def placement(asked: Asked) -> Findings:
+    """Where the draft should compute: on the target's device in turns, on it beside the target, or in Core ML."""
+    ours = plan(temperature=_TEMPERATURES[: asked.sized(1, 2)], max_tokens=asked.sized(12, 96))
+    models = ours.models()
+    texts = encoded(prompts(models, asked.sized(1, 4)), ours)
+    requests = [BenchRequest(tokens, index) for index, tokens in enumerate(texts)]
+    found: list[Measurement] = []
+    names, notes = [], list(measured_pair(models))
+    for place in _places():
+        asked.notice(f"{place.line}, loading models")
+        try:
+            draft = models.draft
+            if place.engine == "coreml":
+                draft = converted_draft(str(draft), lambda report: asked.notice(report.stage))
+            with Pipeline(settings=place.settings(models._replace(draft=draft)), arena_memory=0) as pipeline:
+                found += measured([PipelineContender(place.line, pipeline)], requests, ours, asked.notice)
+        except PipelineError as error:
+            if place.engine != "coreml":
+                raise
+            notes.append(f"{place.line}: not measured. {error}")
+        names.append(place.line)
+        asked.so_far(placed(rows(found, names), notes))
+    return placed(rows(found, names), notes)
+
+
+def _places() -> list[PipelineEntry]:
+    """Core ML last: its load may take long, or not end."""
+    in_turns, beside = "the same cores, in turns", "cores of its own, beside"
+    if computes_on_gpu():
+        in_turns, beside = "the GPU, in turns", "the GPU, beside"
+    places = [
+        PipelineEntry("no draft", AUTOREGRESSIVE),
+        PipelineEntry(in_turns, "adaptive", placement="shared"),
+        PipelineEntry(beside, "adaptive", placement="apart"),
+    ]
+    core_ml = PipelineEntry("Core ML, beside", "adaptive", "coreml", placement="apart")
+    return [*places, *([core_ml] if has_neural_engine() else [])]
+
+
+_PLACES: tuple[Field[BenchRow], ...] = (
+    Field("draft on", lambda row: row.contender),
+    Field("temperature", lambda row: row.temperature),
+    Field("tokens/s", lambda row: row.tokens_per_second, ".1f"),
+    Field("target busy", lambda row: row.target_busy, ".2f"),
+    Field("draft busy", lambda row: row.draft_busy, ".2f"),
+)
+
+
+def placed(found: Sequence[BenchRow], notes: Sequence[str]) -> Findings:
+    """By temperature."""
+    temperatures = dict.fromkeys(row.temperature for row in found)
+    return Findings(
+        tables=(tabulated("Where the draft computes", _PLACES, found, note="Medians over texts."),),
+        settled=tuple(_fastest([row for row in found if row.temperature == heat]) for heat in temperatures),
+        notes=tuple(notes),
+    )
+
+
+def _fastest(found: Sequence[BenchRow]) -> str:
+    rates = ", ".join(f"{row.contender} {row.tokens_per_second:.1f}" for row in found)
+    best = max(found, key=lambda row: row.tokens_per_second)
+    return f"Placement at T = {best.temperature:g}, tokens/s with the draft on: {rates}; fastest: {best.contender}."
+
+
+# Prompts -----------------------------------------------------------------------------------------------
+
+_READERS: dict[PrefillEngineName, str] = {"none": "the target itself", "mlx": "MLX process", "coreml": "Core ML"}
+_LENGTHS, _ON_A_PROCESSOR, _SHORT = (64, 128, 256, 512, 1024, 2048), (64, 256, 512), (64, 128)
+_PROMPTS_NOTE = (
+    "Milliseconds from the request to the first token at the client; random prompts, none of which shares a beginning "
+    "with another. A prompt that is too short for the prefill process is read by the target itself."
+)
+
+
+def prefill(asked: Asked) -> Findings:
+    """Reading a prompt: by the target itself, by a prefill process in MLX, and by Core ML; by the prompt's length."""
+    engines: tuple[PrefillEngineName, ...] = ("none", "mlx", "coreml") if has_neural_engine() else ("none", "mlx")
+    note = "" if has_neural_engine() else "Core ML: not here, no Neural Engine with Core ML."
+    times: dict[PrefillEngineName, dict[int, float]] = {}
+    for engine in engines:
+        try:
+            times[engine] = _first_tokens(asked, engine)
+        except PipelineError as error:
+            if engine != "coreml":
+                raise
+            note = f"Core ML: not measured. {error}"
+        asked.so_far(_read(times, note))
+    return _read(times, note)
+
+
+def _first_tokens(asked: Asked, engine: PrefillEngineName) -> dict[int, float]:
+    """Seconds to the first token by the prompt's length."""
+    gpu = computes_on_gpu()
+    lengths = _SHORT if asked.settings.short else _LENGTHS if gpu else _ON_A_PROCESSOR
+    asked.notice(f"{_READERS[engine]}, loading models")
+    times: dict[int, float] = {}
+    target = str(plan().models().target)
+    with Pipeline(target, draft_engine=NO_DRAFT, strategy="ar", prefill_engine=engine) as pipeline:
+        state = pipeline.state()
+        for length in (length for length in lengths if length + 2 <= state.context):
+            asked.notice(f"{_READERS[engine]}, {length} tokens")
+            times[length] = _first_token(pipeline, state.vocabulary, length, asked.sized(1, 5 if gpu else 2))
+    return times
+
+
+def _read(times: dict[PrefillEngineName, dict[int, float]], note: str) -> Findings:
+    rows = tuple((length, *(1e3 * seconds[length] for seconds in times.values())) for length in times["none"])
+    columns = ("prompt tokens", *(f"{_READERS[engine]}, ms" for engine in times))
+    values = [Value("Core ML is faster than MLX from about", 500, "tokens", "reported", "M4, Qwen2.5")]
+    if (found := crossover(times.get("coreml", {}), times.get("mlx", {}))) is not None:
+        name = "Core ML is faster than an MLX process from"
+        values.insert(0, Value(name, found, "tokens", "computed", "and at all longer lengths"))
+    return Findings(
+        values=tuple(values),
+        tables=(Table("Time to the first token", columns, rows, _PROMPTS_NOTE),),
+        notes=(note,) if note else (),
+    )
+
+
+def crossover(one: dict[int, float], other: dict[int, float]) -> int | None:
+    """The shortest length from which on `one` is faster than `other` at all longer ones too; None if there is none."""
+    found = None
+    for length in sorted(one.keys() & other.keys(), reverse=True):
+        if one[length] >= other[length]:
+            break
+        found = length
+    return found
+
+
+def _first_token(pipeline: Pipeline, vocabulary: int, length: int, repeats: int) -> float:
+    """Seconds; the first prompt of a length is not counted."""
+    taken: list[float] = []
+    for repeat in range(repeats + 1):
+        # Other numbers for each length and repeat: a shared beginning would be in the prefix cache.
+        source = random.Random(1000 * length + repeat)
+        prompt = [source.randrange(vocabulary) for _ in range(length)]
+        began = time.perf_counter()
+        pipeline.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1))
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
