@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from mlx_lm.utils import load_model
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.machine.drafts import draft_choice
@@ -21,7 +20,6 @@ from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.contracts.coreml.neural_engine import EngineRates, EngineVerdict, record, recorded
 from tests.conftest import Reference
 from tests.support.models.coreml_programs import converted_demo
-from tests.support.models.trained_drafters import write_block_folder, write_target
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.processes import mark, members, remains, started_with, until
 
@@ -29,9 +27,7 @@ PROMPT = "def quicksort(items):"
 PROMPTS = [PROMPT, "import os\n", "class Stack:\n", "for i in range(10):\n", "def main():\n", "x = [1, 2, 3]\n"]
 LONG = SamplingParams(max_tokens=40)
 SHORT = SamplingParams(max_tokens=8)
-TOKENS = tuple(range(2, 38))
 EXAMINER = (sys.executable, "-m", "tests.support.fake_examiner")
-EXECUTOR = AutoDraft.__struct_defaults__[1]
 BLIND = (sys.executable, "-m", "tests.support.chaotic_draft", "random")
 
 
@@ -56,10 +52,10 @@ def told() -> Told:
     return Told()
 
 
-def opened(told: Told, draft: Path = DEMO_DRAFT, target: Path = DEMO_TARGET, **setup: Any) -> Pipeline:
-    """With the fake examiner: it is honest unless FAKE_DEVICE says otherwise."""
+def opened(told: Told, draft: Path = DEMO_DRAFT, **setup: Any) -> Pipeline:
+    """With the demo target, and the fake examiner: it is honest unless FAKE_DEVICE says otherwise."""
     # Guesses by prompt lookup would hide the difference between two drafts.
-    pipeline = Pipeline(str(target), str(draft), lookup="off", draft_width=8, on_notice=told.append)
+    pipeline = Pipeline(str(DEMO_TARGET), str(draft), lookup="off", draft_width=8, on_notice=told.append)
     auto = msgspec.structs.replace(automatic(pipeline), examiner=setup.pop("examiner", EXAMINER), predicts=3)
     pipeline._setup = msgspec.structs.replace(pipeline._setup, auto=auto, **setup)
     return pipeline
@@ -129,7 +125,8 @@ def test_the_winner_of_a_trial_in_mid_request_stays_and_the_next_start_uses_it_a
 
 @pytest.mark.thorough
 def test_the_draft_is_converted_and_examined_while_mlx_drafts(home: Path, told: Told, reference: Reference):
-    with opened(told, examiner=EXECUTOR) as pipeline:
+    executor = AutoDraft.__struct_defaults__[1]
+    with opened(told, examiner=executor) as pipeline:
         assert pipeline.generate(PROMPT, SHORT).tokens == reference(PROMPT, SHORT).tokens
         package = automatic(pipeline).package
         until(lambda: told.texts("told"), seconds=240)
@@ -142,26 +139,6 @@ def test_the_draft_is_converted_and_examined_while_mlx_drafts(home: Path, told: 
     assert verdict is not None
     assert verdict.choice == "coreml"
     until(lambda: not started_with(f"XDG_CACHE_HOME={home}"))
-
-
-@pytest.mark.thorough
-def test_a_trained_drafter_is_converted_examined_and_tried(tmp_path: Path, told: Told):
-    """The executor stands for the Neural Engine."""
-    write_target(tmp_path / "target")
-    write_block_folder(tmp_path / "drafter", "DFlash2", load_model(tmp_path / "target")[0])
-    with opened(told, tmp_path / "drafter", tmp_path / "target", examiner=EXECUTOR) as pipeline:
-        name, package = mark(pipeline), automatic(pipeline).package
-        first = pipeline.generate(TOKENS, SHORT).tokens
-        until(lambda: told.texts("told") or told.texts("warning"), seconds=240)
-        second = pipeline.generate(TOKENS, SHORT).tokens
-    verdict = recorded(place_of(package))
-    with Pipeline(str(tmp_path / "target"), strategy="ar") as plain:
-        assert first == second == plain.generate(TOKENS, SHORT).tokens
-
-    assert told.texts("told")[0] == "The draft runs in MLX and, on trial, on the Neural Engine."
-    assert verdict is not None
-    assert verdict.choice == "coreml"
-    assert remains(name) == []
 
 
 # Failures ------------------------------------------------------------------------------------------
