@@ -1,6 +1,7 @@
 """What several test modules share: what the target alone says, and shared memory that a test leaves to nobody."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -15,9 +17,10 @@ from hypothesis import settings
 
 from orchestrator import Pipeline, Result, SamplingParams
 from orchestrator.machine.drafts import draft_choice
+from orchestrator.machine.models import checkpoints
 from protocol.kv.segments import unlink_segment
 from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
-from tests.support.models.float32_demo import default_target_in_float32
+from tests.support.paths import DEMO_TARGET
 
 # The settings of whoever runs the tests are none of theirs.
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
@@ -99,7 +102,14 @@ def exact_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if not mx.metal.is_available():
         yield
         return
-    with default_target_in_float32(tmp_path_factory.mktemp("demo")):
+    roots = tmp_path_factory.mktemp("demo")
+    folder = shutil.copytree(DEMO_TARGET, roots / "demo_model", ignore=shutil.ignore_patterns("*.safetensors"))
+    weights: Any = mx.load(str(DEMO_TARGET / "model.safetensors"))
+    wide = {name: array.astype(mx.float32) for name, array in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), wide, {"format": "mlx"})
+    with pytest.MonkeyPatch.context() as patch:
+        of_role = checkpoints.worker_folder
+        patch.setattr(checkpoints, "worker_folder", lambda role: roots if role == "target" else of_role(role))
         yield
 
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
@@ -21,7 +22,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.bsd_tools import install_bsd_tools
 from tests.support.paths import ROOT
 from tests.support.processes import until
 
@@ -50,7 +50,53 @@ esac
 """
 
 
+BSD_OPTIONS = {
+    "cat": "belnstuv",
+    "chmod": "fhvHLPR",
+    "cksum": "o:",
+    "cp": "HLPRacfilnprsvx",
+    "dirname": "",
+    "grep": "A:B:C:abcEFGHIiLlm:nOopqRrSsUVvwxyzZe:f:",
+    "head": "c:n:",
+    "id": "AFGMPgnpru",
+    "ls": "@ABCFGHILOPRSTUWabcdefghiklmnopqrstuvwxy1",
+    "mkdir": "m:pv",
+    "mv": "fhinv",
+    "readlink": "n",
+    "rm": "dfiIPRrvWx",
+    "sleep": "",
+    "tail": "Fb:c:fn:qrv",
+    "tee": "ai",
+    "uname": "amnoprsv",
+}
+"""Of the tools in FreeBSD's manual pages, from which macOS has its own, less `readlink -f`, which macOS has had since
+12.3 only: letters as getopts takes them."""
+
+BSD_TOOL = """#!/bin/sh
+refuse() {{ echo "{name}: $1, which macOS does not understand" >&2; exit 64; }}
+# getopts stops at the first operand, as BSD's getopt does.
+OPTIND=1
+while getopts ":{options}" letter; do
+    case $letter in [?:]) refuse "option $OPTARG" ;; esac
+done
+position=0
+for argument; do
+    position=$((position + 1))
+    if [ "$position" -ge "$OPTIND" ]; then
+        case $argument in -?*) refuse "option $argument after an operand" ;; esac
+    fi
+done
+exec "{program}" "$@"
+"""
 INTERRUPTED = "launch-pipeline: the set-up was interrupted: the next start does it again.\n"
+
+
+def install_bsd_tools(folder: Path, names: list[str]) -> None:
+    """A stand-in for each tool in `folder`, which is to be all of PATH."""
+    for name in names:
+        file = folder / name
+        file.write_text(BSD_TOOL.format(name=name, options=BSD_OPTIONS[name], program=shutil.which(name)))
+        file.chmod(0o755)
 
 
 class Checkout:
@@ -438,3 +484,47 @@ def test_ctrl_c_while_a_start_imports_ends_it_with_a_sentence(imported: str, sta
     ended = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True, text=True)
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
+
+
+@pytest.mark.thorough
+def test_the_command_runs_where_site_skips_the_file_that_names_the_checkout(tmp_path: Path):
+    """iCloud hides what is in .venv, and site skips hidden files: here every .pth file is gone.
+
+    The pipeline's processes are started by the command, and must find the packages as well.
+    """
+    checkout = tmp_path / "check out"
+    _with_environment_without_pth(checkout)
+    settings = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": ""}
+    out = subprocess.run(
+        [BASH, str(checkout / "bin/launch-pipeline"), "generate", "import os", "--max-tokens", "2"],
+        env=settings,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.strip()
+
+
+def _with_environment_without_pth(checkout: Path) -> None:
+    """A checkout whose .venv is in step and holds what is installed here, except .pth files."""
+    environment = checkout / ".venv"
+    packages = Path(sysconfig.get_path("purelib"))
+    ours = environment / packages.relative_to(sys.prefix)
+    ours.mkdir(parents=True)
+    for entry in packages.iterdir():
+        if entry.suffix != ".pth":
+            (ours / entry.name).symlink_to(entry)
+    (environment / "bin").mkdir()
+    (environment / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", environment)
+    shutil.copytree(ROOT / "bin", checkout / "bin")
+    for name in ("protocol", "draft_worker", "target_worker", "orchestrator"):
+        (checkout / name).symlink_to(ROOT / name)
+    for name in LOCKED:
+        shutil.copy(ROOT / name, checkout)
+    # As `fingerprint` in bin/.bootstrap writes it.
+    sums = [subprocess.check_output(["cksum"], input=(checkout / name).read_bytes()).decode() for name in LOCKED]
+    (environment / "stamp").write_text(f"{checkout}\n{''.join(sums)}")

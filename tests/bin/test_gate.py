@@ -21,8 +21,8 @@ def _gate(folder: Path, type_checker: str) -> tuple[int, str]:
     (folder / "bin/.bootstrap").write_text(_BOOTSTRAP)
     tools = folder / ".venv/bin"
     tools.mkdir(parents=True)
-    for name in ("ruff", "lint-imports", "pytest"):
-        (tools / name).write_text("#!/bin/sh\n")
+    for name in ("ruff", "lint-imports", "pytest", "python"):
+        (tools / name).write_text("#!/bin/sh\necho a.py\n")
     (tools / "basedpyright").write_text(f"#!/bin/sh\n{type_checker}\n")
     for tool in tools.iterdir():
         tool.chmod(0o755)

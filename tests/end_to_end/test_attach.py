@@ -20,8 +20,7 @@ from protocol.messages.remote import WorkerEntry
 from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
 from tests.end_to_end.test_kv_pipeline import arenas
-from tests.support.journals import of_draft
-from tests.support.processes import generate_while, until
+from tests.support.processes import generate_while, of_draft, until
 
 PROMPT = "def quicksort(items):"
 PARAMS = SamplingParams(max_tokens=160)

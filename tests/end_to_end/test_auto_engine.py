@@ -20,8 +20,7 @@ from protocol.contracts.coreml import FOLDER_MODEL, EngineRates, EngineVerdict, 
 from tests.conftest import Reference
 from tests.support.models.coreml_programs import converted_demo
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
-from tests.support.processes import mark, members, remains, until
-from tests.support.started_processes import started_with
+from tests.support.processes import mark, members, remains, started_with, until
 
 PROMPT = "def quicksort(items):"
 PROMPTS = [PROMPT, "import os\n", "class Stack:\n", "for i in range(10):\n", "def main():\n", "x = [1, 2, 3]\n"]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 
-from orchestrator import AsyncClient, Client, Pipeline, SamplingParams
+from orchestrator import AsyncClient, Client, InputError, Pipeline, SamplingParams
 from orchestrator.text.tokenizer import TextCodec
 from tests.conftest import Reference
 from tests.support.paths import DEMO_TARGET
@@ -78,14 +78,16 @@ def test_a_request_may_have_a_k_of_its_own(pipeline: Pipeline, reference: Refere
         assert 1 <= len(own.statistics.acceptance_by_depth) <= draft_tokens
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=[*VARIANTS])
-def test_neither_fallbacks_nor_a_lookup_draft_change_that(reference: Reference, options: dict):
-    with Pipeline(**options) as pipeline:
-        for temperature in (0.0, 1.0):
-            params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
-
-            assert pipeline.generate(PROMPTS[3], params).tokens == reference(PROMPTS[3], params).tokens
+def test_rejection_is_refused_for_trees_and_exact_at_temperature_zero_for_chains(
+    pipeline: Pipeline, reference: Reference
+):
+    params = SamplingParams(max_tokens=40)
+    rejecting = replace(params, verification="rejection")
+    if pipeline.strategy == "adaptive":
+        with pytest.raises(InputError, match="choose the strategy sd or ssd"):
+            pipeline.generate(PROMPTS[0], rejecting)
+    else:
+        assert pipeline.generate(PROMPTS[0], rejecting).tokens == reference(PROMPTS[0], params).tokens
 
 
 @pytest.mark.sampled(2)

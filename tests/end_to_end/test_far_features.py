@@ -1,7 +1,6 @@
 """A target on another machine, played by a process with keys of its own over loopback TCP: its features come as those
 of a target beside the draft do, and the drafter guesses the same."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from tests.support.models.trained_drafters import block_form, block_network, end
 from tests.support.processes import mark, remains, until
 
 PROMPT = (5, 9, 2, 33, 5, 9, 2, 33, 5, 9)
-
-
 LENGTH = 40
 PARAMS = SamplingParams(max_tokens=LENGTH)
 READS = {"projected": (0, 1), "as they are": (1,)}
@@ -31,22 +28,11 @@ READS = {"projected": (0, 1), "as they are": (1,)}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, and drafters that know the target's own text."""
-    root = tmp_path_factory.mktemp("pair")
-    target = write_target(root / "target")
-    text = continued(target, PROMPT, len(PROMPT) + LENGTH)
-    for kind, outputs in READS.items():
-        network = block_network(block_form("z-lab", outputs=outputs))
-        fit_block(network, target, text)
-        write_block(root / kind, network, ends_of(target), {})
-    return root
-
-
-@pytest.fixture(scope="module")
-def plain(folders: Path) -> Sequence[int]:
-    with Pipeline(str(folders / "target"), draft_engine="none") as pipeline:
-        return pipeline.generate(PROMPT, PARAMS).tokens
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, list[int]]:
+    """Its folder, its network, and the text that it writes behind the prompt by mlx-lm alone."""
+    folder = tmp_path_factory.mktemp("pair") / "target"
+    network = write_target(folder)
+    return folder, network, continued(network, PROMPT, len(PROMPT) + LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -61,26 +47,25 @@ def plain(folders: Path) -> Sequence[int]:
 def test_a_drafter_guesses_the_same_whatever_machines_it_and_its_target_are_on(
     kind: str,
     far: tuple[str, ...],
-    folders: Path,
-    plain: Sequence[int],
+    target: tuple[Path, Any, list[int]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "server"))
-    target, drafter = str(folders / "target"), str(folders / kind)
+    folder, drafter = str(target[0]), knowing(target, kind, tmp_path / "drafter")
     options: dict[str, Any] = {"strategy": "sd", "draft_tokens": 4}
-    with Pipeline(target, drafter, record=str(tmp_path / "near"), **options) as beside:
+    with Pipeline(folder, drafter, record=str(tmp_path / "near"), **options) as beside:
         near = beside.generate(PROMPT, PARAMS).tokens
     lent = {
-        "target": ("target", "--target", target),
-        "draft": ("draft", "--target", target, "--draft", drafter),
+        "target": ("target", "--target", folder),
+        "draft": ("draft", "--target", folder, "--draft", drafter),
     }
     forms: set[FeatureForm] = set()
     options |= {"target_engine": "none"} if "target" in far else {}
     options |= {"draft_engine": "none"} if "draft" in far else {}
     local = None if "draft" in far else drafter
     with (
-        Pipeline(target, local, listen="127.0.0.1:0", record=str(tmp_path / "far"), **options) as server,
+        Pipeline(folder, local, listen="127.0.0.1:0", record=str(tmp_path / "far"), **options) as server,
         ExitStack() as ends,
     ):
         name = mark(server)
@@ -98,7 +83,7 @@ def test_a_drafter_guesses_the_same_whatever_machines_it_and_its_target_are_on(
                 assert stream.result is not None
                 answers.append(stream.result.tokens)
 
-    assert [near, *answers] == [plain] * 3
+    assert [near, *answers] == [tuple(target[2][len(PROMPT) :])] * 3
     # The first request may begin before the matrix is there.
     assert any(form.projection is not None for form in forms) == (kind == "projected")
     expected, found = guesses(tmp_path / "near"), guesses(tmp_path / "far")
@@ -107,6 +92,15 @@ def test_a_drafter_guesses_the_same_whatever_machines_it_and_its_target_are_on(
     # On a busy machine a root may keep guesses from before, which the other run had no time for.
     assert sum(expected[place] == found[place] for place in both) > 0.7 * len(both)
     assert remains(name) == []
+
+
+def knowing(target: tuple[Path, Any, list[int]], kind: str, folder: Path) -> str:
+    """A drafter that knows the target's own text."""
+    _, network, text = target
+    drafter = block_network(block_form("z-lab", outputs=READS[kind]))
+    fit_block(drafter, network, text)
+    write_block(folder, drafter, ends_of(network), {})
+    return str(folder)
 
 
 def forms_now(journal: Path) -> set[FeatureForm]:

@@ -15,8 +15,7 @@ from orchestrator.lab.first_light.report import LightReport
 from orchestrator.lab.first_light.stages import stage_names
 from orchestrator.machine.profiles.device_profiles import load_profile
 from tests.support.paths import ROOT
-from tests.support.processes import until
-from tests.support.started_processes import started_with
+from tests.support.processes import started_with, until
 
 USER = "zquux"
 SECONDS = 240

@@ -13,9 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, PipelineError, Result, SamplingParams
+from orchestrator.runtime.notices import Notice
 from protocol.errors import InputError
 from tests.conftest import Reference
-from tests.support.processes import generate_while, mark, members, remains, shoot, state, until
+from tests.support.processes import generate_while, inject, mark, members, remains, shoot, until
 
 PROMPT = "def quicksort(items):"
 PARAMS = SamplingParams(temperature=0.7, seed=12, max_tokens=80)
@@ -32,20 +33,28 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
 
 
 FATAL = """
-import os, sys
+import os
+from protocol.messages.worker import Fault, Start
+from target_worker.worker import TargetWorker
 
-if "target_worker" in sys.orig_argv:
-    from protocol.messages.worker import Fault, Start
-    from target_worker.worker import TargetWorker
+real = TargetWorker.handle
 
-    real = TargetWorker.handle
+def handle(self, message):
+    if isinstance(message, Start) and message.sampling.seed == 666:
+        {act}
+    return real(self, message)
 
-    def handle(self, message):
-        if isinstance(message, Start) and message.sampling.seed == 666:
-            {act}
-        return real(self, message)
+TargetWorker.handle = handle
+"""
+FAILING = """
+from protocol.inference.tree_sequence import TreeSequence
 
-    TargetWorker.handle = handle
+def evaluate(self, tokens, *others, real=TreeSequence.evaluate):
+    if self.committed > 20:
+        raise ValueError("Shapes (3,4) and (4,4) cannot be broadcast.")
+    return real(self, tokens, *others)
+
+TreeSequence.evaluate = evaluate
 """
 
 
@@ -62,10 +71,7 @@ if "target_worker" in sys.orig_argv:
 def test_a_request_over_which_targets_end_or_do_nothing_fails_alone(
     act: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
 ):
-    (tmp_path / "sitecustomize.py").write_text(FATAL.format(act=act))
-    paths = [str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-
+    inject(monkeypatch, tmp_path, "target_worker", FATAL.format(act=act))
     with Pipeline() as pipeline:
         for _ in range(times):
             with pipeline.stream(PROMPT, PARAMS) as stream:
@@ -78,14 +84,16 @@ def test_a_request_over_which_targets_end_or_do_nothing_fails_alone(
             assert stream.result.tokens == reference(PROMPT, PARAMS).tokens
 
 
-@pytest.mark.thorough
-def test_a_target_that_was_stopped_for_a_while_goes_on(pipeline: Pipeline, reference: Reference):
-    def pause() -> None:
-        pid = shoot(pipeline, "target_worker", signal.SIGSTOP)
-        until(lambda: state(pid).startswith("T"))
-        os.kill(pid, signal.SIGCONT)
+def test_a_target_that_fails_at_every_level_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    inject(monkeypatch, tmp_path, "target_worker", FAILING)
+    notices: list[Notice] = []
+    with (
+        Pipeline(draft_engine="mlx", on_notice=notices.append) as pipeline,
+        pytest.raises(PipelineError, match="Two targets ended while they computed this request"),
+    ):
+        pipeline.generate(PROMPT, PARAMS)
 
-    assert generate_while(pipeline, PROMPT, PARAMS, 2, pause).tokens == reference(PROMPT, PARAMS).tokens
+    assert any("failed (ValueError: Shapes" in notice.text for notice in notices)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ exit code and Ctrl-C are its own, and nothing is left behind."""
 import json
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,15 +17,40 @@ from protocol.paths import sessions_folder
 from tests.conftest import Reference
 from tests.end_to_end.test_http_serve import KEY, PROMPT, Serving, serving
 from tests.orchestrator.cli.test_cli import Command, run, sentence
-from tests.support.fake_agent import write_fake_codex
 from tests.support.processes import until
 
 __all__ = ["serving"]
+CODEX = """#!{python}
+import json, os, signal, sys, time, tomllib, urllib.request
+signal.signal(signal.SIGINT, lambda *_: sys.exit(9))
+words = sys.argv[1:]
+settings = tomllib.loads("\\n".join(value for option, value in zip(words, words[1:]) if option == "-c"))
+provider = settings["model_providers"][settings["model_provider"]]
+body = {{"model": settings["model"], "prompt": "def quicksort(items):", "temperature": 0, "max_tokens": 8}}
+request = urllib.request.Request(
+    provider["base_url"] + "/completions",
+    json.dumps(body).encode(),
+    {{"authorization": "Bearer " + os.environ[provider["env_key"]], "content-type": "application/json"}},
+)
+with urllib.request.urlopen(request, timeout=60) as answer:
+    text = json.load(answer)["choices"][0]["text"]
+base, arguments = provider["base_url"], words[words.index("exec"):]
+print(json.dumps({{"text": text, "base": base, "model": settings["model"], "arguments": arguments}}), flush=True)
+if "wait" in words:
+    time.sleep(60)
+sys.exit(3)
+"""
+"""It asks the server that its options name, and writes what it was told and answered. Its exit code is 3; with the
+argument `wait` it waits for Ctrl-C, then it is 9."""
 
 
 @pytest.fixture(autouse=True)
 def codex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{write_fake_codex(tmp_path / 'programs')}:{os.environ['PATH']}")
+    program = tmp_path / "programs" / "codex"
+    program.parent.mkdir()
+    program.write_text(CODEX.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
 
 def _answer(reference: Reference) -> str:

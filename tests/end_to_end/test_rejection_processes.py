@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from orchestrator import InputError, Pipeline, Result, SamplingParams
-from tests.conftest import Reference
+from orchestrator import Pipeline, Result, SamplingParams
 from tests.support.models.tiny_models import network, stock_logits
 
 VOCABULARY = 12
 PROMPT = (3, 1, 4, 1, 5)
-PYTHON = "def quicksort(items):"
 DRAWS = 400
 _FEWEST = 5.0
 """Cells of which fewer draws are expected are counted together."""
@@ -124,20 +122,3 @@ def test_a_fixed_seed_gives_a_fixed_output(pipeline: Pipeline, folders: dict[str
 
     assert all(one & another for one, another in zip(here, there, strict=True))
     assert len(set.union(*here)) >= len(here)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("strategy", ["sd", "ssd"])
-def test_at_temperature_zero_tokens_equal_those_of_the_target_alone(reference: Reference, strategy: str):
-    with Pipeline(strategy=strategy) as pipeline:
-        tokens = pipeline.generate(PYTHON, SamplingParams(max_tokens=40, verification="rejection")).tokens
-
-    assert tokens == reference(PYTHON, SamplingParams(max_tokens=40)).tokens
-
-
-def test_trees_are_refused_with_the_next_step():
-    with Pipeline(strategy="adaptive") as pipeline:
-        with pytest.raises(InputError, match="choose the strategy sd or ssd"):
-            pipeline.generate(PYTHON, SamplingParams(verification="rejection"))
-
-        assert pipeline.generate(PYTHON, SamplingParams(max_tokens=1)).finish_reason == "length"

@@ -15,25 +15,23 @@ import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
 from tests.conftest import Reference
-from tests.support.processes import generate_while, mark, until
+from tests.support.processes import generate_while, inject, mark, until
 from tests.target_worker.tensor_parallel.test_ranks import free_ports
 
 PROMPT = "def quicksort(items):"
 SETTINGS = [SamplingParams(max_tokens=64), SamplingParams(temperature=1.0, seed=5, max_tokens=64)]
 _SILENCE = 3.0
 ONCE_SHORT = """
-import pathlib, sys
+import pathlib
+from protocol.inference.tree_sequence import TreeSequence
 
-if "{module}" in sys.orig_argv and not pathlib.Path("{marker}").exists():
-    from protocol.inference.tree_sequence import TreeSequence
+def evaluate(self, tokens, *others, real=TreeSequence.evaluate, marker=pathlib.Path("{marker}")):
+    if self.committed > 20 and not marker.exists():
+        marker.touch()
+        raise RuntimeError("[malloc] Unable to allocate 1073741824 bytes.")
+    return real(self, tokens, *others)
 
-    def evaluate(self, tokens, *others, real=TreeSequence.evaluate):
-        if self.committed > 20:
-            pathlib.Path("{marker}").touch()
-            raise RuntimeError("[malloc] Unable to allocate 1073741824 bytes.")
-        return real(self, tokens, *others)
-
-    TreeSequence.evaluate = evaluate
+TreeSequence.evaluate = evaluate
 """
 """A rank whose memory runs out in the first life of its process."""
 _CLI = f"{sys.executable} -m orchestrator.cli.app"
@@ -125,8 +123,7 @@ def test_a_rank_without_memory_ends_with_a_sentence_and_all_start_anew(
     rank: int, hosts: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     module = ("target_worker", "target_worker.tensor_parallel.rank_process")[rank]
-    (tmp_path / "sitecustomize.py").write_text(ONCE_SHORT.format(module=module, marker=tmp_path / "was-short"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    inject(monkeypatch, tmp_path, module, ONCE_SHORT.format(marker=tmp_path / "was-short"))
     with Pipeline(target_hosts=str(hosts)) as pipeline:
         before = until(lambda: both(hosts))
         result = pipeline.generate(PROMPT, SETTINGS[0])

@@ -1,12 +1,10 @@
 """What the project may weigh, and what it weighs: `python -m tests.support.budget` prints both.
 
-Code is counted by tokens: lines of blanks, comments and docstrings are none. Words are those of the documents without
+Lines of blanks, comments and docstrings are no code. Words are those of the documents without
 the log and the changelog.
 """
 
 import ast
-import io
-import tokenize
 import tomllib
 from collections.abc import Iterator
 
@@ -17,26 +15,21 @@ from tests.support.paths import ROOT
 
 BUDGET = ROOT / "tests" / "budget.toml"
 PACKAGES = ("protocol", "draft_worker", "target_worker", "orchestrator")
-_NO_CODE = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
-}
 
 
 def code_lines(text: str) -> int:
     """Lines of a module that hold code."""
-    documentation = {
-        line
-        for node in ast.walk(ast.parse(text))
-        if isinstance(body := getattr(node, "body", None), list)
-        for statement in body
-        if isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    }
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    lines = {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
-    return len(lines - documentation)
+    code = {number for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.strip()[0] != "#"}
+    documentation: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(ast.Constant(str())):
+                documentation |= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+            case ast.Constant() | ast.JoinedStr() if node.end_lineno != node.lineno:
+                code |= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+            case _:
+                pass
+    return len(code - documentation)
 
 
 def weights() -> dict[str, int]:

@@ -1,15 +1,20 @@
-"""A pipeline's processes seen from outside, signals to them, and waiting for conditions."""
+"""A pipeline's processes seen from outside, signals to them, code for them, and waiting for conditions."""
 
 import os
 import re
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator.core.events import Arrived
+from orchestrator.runtime.recording import replay
 from protocol.kv.segments import stale_segments
 from protocol.paths import sessions_folder
 
@@ -18,7 +23,7 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.02
 _PROGRAM = re.compile(
     r"-m (?:tests\.support\.)?"
-    r"(orchestrator|target_worker|draft_worker\.prefill|draft_worker|chaotic_draft|feature_draft)(?![.\w])"
+    r"(orchestrator|target_worker|draft_worker\.prefill|draft_worker|chaotic_draft)(?![.\w])"
 )
 
 
@@ -77,3 +82,26 @@ def generate_while(
                 happens()
         assert stream.result is not None
         return stream.result
+
+
+def inject(patch: pytest.MonkeyPatch, folder: Path, program: str, code: str) -> None:
+    """Processes that start from now on with the module `program` run this code first. `folder` holds it."""
+    own = f"import sys\n\nif {program!r} in sys.orig_argv:\n{textwrap.indent(code, '    ')}"
+    (folder / "sitecustomize.py").write_text(own)
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")])))
+
+
+def started_with(variable: str) -> list[str]:
+    """Lines of `ps` of all other processes with this variable (`NAME=value`) in their environment, also of those whose
+    parents are gone."""
+    command, without = ["ps", "axewwo", "pid=,args="], {variable.partition("=")[0]: ""}
+    listing = subprocess.run(command, env={**os.environ, **without}, capture_output=True, text=True, check=True)
+    lines = [line.strip() for line in listing.stdout.splitlines() if f" {variable} " in f"{line} "]
+    return [line for line in lines if int(line.split(maxsplit=1)[0]) != os.getpid()]
+
+
+def of_draft(journal: Path, kind: type[T]) -> list[T]:
+    """Of a pipeline that is recorded there: the draft's messages of a kind so far, in order."""
+    events = [event for event, _ in replay(journal)]
+    said = [event.message for event in events if isinstance(event, Arrived) and event.role == "draft"]
+    return [message for message in said if isinstance(message, kind)]

@@ -13,19 +13,19 @@ import numpy as np
 from safetensors.numpy import save_file
 
 WIDTH, VOCABULARY, DRAFTED, LAYERS = 16, 40, 24, 8
-_INNER, _HEADS, _KV_HEADS, _HEAD = 24, 4, 2, 4
+_INNER, HEADS, KV_HEADS, HEAD = 24, 4, 2, 4
 RANK = 3
 
 Format = tuple[dict[str, Any], dict[str, tuple[int, ...]]]
 """A config, and tensors by name."""
 
-_LAYER: dict[str, Any] = {
+LAYER: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": WIDTH,
     "intermediate_size": _INNER,
-    "num_attention_heads": _HEADS,
-    "num_key_value_heads": _KV_HEADS,
-    "head_dim": _HEAD,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD,
     "num_hidden_layers": 1,
     "rms_norm_eps": 1e-5,
     "vocab_size": VOCABULARY,
@@ -37,10 +37,10 @@ _LAYER: dict[str, Any] = {
 def layer(prefix: str, read: int = WIDTH) -> dict[str, tuple[int, ...]]:
     """A decoder layer whose attention reads `read` numbers."""
     return {
-        f"{prefix}.self_attn.q_proj.weight": (_HEADS * _HEAD, read),
-        f"{prefix}.self_attn.k_proj.weight": (_KV_HEADS * _HEAD, read),
-        f"{prefix}.self_attn.v_proj.weight": (_KV_HEADS * _HEAD, read),
-        f"{prefix}.self_attn.o_proj.weight": (WIDTH, _HEADS * _HEAD),
+        f"{prefix}.self_attn.q_proj.weight": (HEADS * HEAD, read),
+        f"{prefix}.self_attn.k_proj.weight": (KV_HEADS * HEAD, read),
+        f"{prefix}.self_attn.v_proj.weight": (KV_HEADS * HEAD, read),
+        f"{prefix}.self_attn.o_proj.weight": (WIDTH, HEADS * HEAD),
         f"{prefix}.mlp.gate_proj.weight": (_INNER, WIDTH),
         f"{prefix}.mlp.up_proj.weight": (_INNER, WIDTH),
         f"{prefix}.mlp.down_proj.weight": (WIDTH, _INNER),
@@ -49,7 +49,7 @@ def layer(prefix: str, read: int = WIDTH) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _eagle3_tensors(prefix: str, outputs: int, drafted: int = DRAFTED) -> dict[str, tuple[int, ...]]:
+def eagle3_tensors(prefix: str, outputs: int, drafted: int = DRAFTED) -> dict[str, tuple[int, ...]]:
     tables = {"d2t": (drafted,), "t2d": (VOCABULARY,)} if drafted < VOCABULARY else {}
     return {
         "fc.weight": (WIDTH, outputs * WIDTH),
@@ -62,7 +62,7 @@ def _eagle3_tensors(prefix: str, outputs: int, drafted: int = DRAFTED) -> dict[s
 
 
 def safeailab() -> Format:
-    return _LAYER | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFTED}, _eagle3_tensors(
+    return LAYER | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFTED}, eagle3_tensors(
         "midlayer", 3
     )
 
@@ -80,32 +80,32 @@ def speculators() -> Format:
         "norm_before_residual": True,
         "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
         "target_hidden_size": None,
-        "transformer_layer_config": _LAYER,
+        "transformer_layer_config": LAYER,
     }
-    return config, _eagle3_tensors("layers.0", 3) | {"embed_tokens.weight": (VOCABULARY, WIDTH)}
+    return config, eagle3_tensors("layers.0", 3) | {"embed_tokens.weight": (VOCABULARY, WIDTH)}
 
 
 def deepspec_eagle3() -> Format:
-    config = _LAYER | {
+    config = LAYER | {
         "architectures": ["Qwen3Eagle3Model"],
         "model_type": "qwen3",
         "num_target_layers": LAYERS,
         "target_layer_ids": [1, 2, 3, 4, 5],
         "ttt_length": 7,
     }
-    return config, _eagle3_tensors("layers.0", 5, VOCABULARY) | {"embed_tokens.weight": (VOCABULARY, WIDTH)}
+    return config, eagle3_tensors("layers.0", 5, VOCABULARY) | {"embed_tokens.weight": (VOCABULARY, WIDTH)}
 
 
 def _block_tensors(layers: int, outputs: int) -> dict[str, tuple[int, ...]]:
     tensors = {"fc.weight": (WIDTH, outputs * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
     for index in range(layers):
         tensors |= layer(f"layers.{index}")
-        tensors |= {f"layers.{index}.self_attn.{name}_norm.weight": (_HEAD,) for name in "qk"}
+        tensors |= {f"layers.{index}.self_attn.{name}_norm.weight": (HEAD,) for name in "qk"}
     return tensors
 
 
 def dflash() -> Format:
-    config = _LAYER | {
+    config = LAYER | {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         "num_hidden_layers": 2,
@@ -117,7 +117,7 @@ def dflash() -> Format:
 
 
 def dspark() -> Format:
-    config = _LAYER | {
+    config = LAYER | {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
         "num_hidden_layers": 2,
@@ -226,7 +226,7 @@ def speculators_peagle() -> Format:
 
 
 def qwen_mtp() -> Format:
-    config = _LAYER | {"model_type": "qwen3_next", "num_hidden_layers": LAYERS, "mtp_num_hidden_layers": 1}
+    config = LAYER | {"model_type": "qwen3_next", "num_hidden_layers": LAYERS, "mtp_num_hidden_layers": 1}
     tensors = {
         "mtp.fc.weight": (WIDTH, 2 * WIDTH),
         "mtp.pre_fc_norm_embedding.weight": (WIDTH,),
@@ -238,7 +238,7 @@ def qwen_mtp() -> Format:
 
 
 def deepseek_mtp() -> Format:
-    config = _LAYER | {"model_type": "glm4_moe", "num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
+    config = LAYER | {"model_type": "glm4_moe", "num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
     prefix = f"model.layers.{LAYERS}"
     tensors = {
         f"{prefix}.eh_proj.weight": (WIDTH, 2 * WIDTH),

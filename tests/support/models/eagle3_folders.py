@@ -1,4 +1,4 @@
-"""Folders of tiny random EAGLE-3 drafters, in the form of each published family."""
+"""Folders of tiny random EAGLE-3 drafters, all of whose inputs matter, in the form of each published family."""
 
 import json
 from collections.abc import Mapping
@@ -8,9 +8,14 @@ from typing import Any
 
 import mlx.core as mx
 
-WIDTH, TARGET_WIDTH, HEADS, KV_HEADS, SIZE, INNER, VOCABULARY = 8, 8, 4, 2, 4, 12, 40
+from tests.support.models import drafter_files
+from tests.support.models.drafter_files import HEAD as SIZE
+from tests.support.models.drafter_files import HEADS, KV_HEADS, VOCABULARY, WIDTH
+
+__all__ = ["HEADS", "KV_HEADS", "SIZE", "VOCABULARY", "WIDTH"]
+TARGET_WIDTH = WIDTH
 HEAD_TOKENS = (1, 4, 5, 9, 17, 22, 30, 39)
-_ATTENTION = {"q_proj": HEADS * SIZE, "k_proj": KV_HEADS * SIZE, "v_proj": KV_HEADS * SIZE}
+MASK_TOKEN, DEPTHS = 38, 4
 
 
 def tensors(
@@ -20,23 +25,10 @@ def tensors(
     seed: int = 0,
     head: int = len(HEAD_TOKENS),
 ) -> dict[str, Any]:
-    """By SafeAILab's names; `added` are the shapes of further ones."""
+    """By SafeAILab's names, without a map of the vocabulary; `added` are the shapes of further ones."""
     mx.random.seed(seed)
-    shapes = {
-        "fc.weight": (WIDTH, outputs * TARGET_WIDTH),
-        **{f"midlayer.self_attn.{name}.weight": (rows, 2 * WIDTH) for name, rows in _ATTENTION.items()},
-        "midlayer.self_attn.o_proj.weight": (WIDTH, HEADS * SIZE),
-        "midlayer.mlp.gate_proj.weight": (INNER, WIDTH),
-        "midlayer.mlp.up_proj.weight": (INNER, WIDTH),
-        "midlayer.mlp.down_proj.weight": (WIDTH, INNER),
-        "midlayer.input_layernorm.weight": (WIDTH,),
-        "midlayer.hidden_norm.weight": (WIDTH,),
-        "midlayer.post_attention_layernorm.weight": (WIDTH,),
-        "norm.weight": (WIDTH,),
-        "lm_head.weight": (head, WIDTH),
-        "embed_tokens.weight": (VOCABULARY, WIDTH),
-        **added,
-    }
+    shapes = drafter_files.eagle3_tensors("midlayer", outputs, head) | {"embed_tokens.weight": (VOCABULARY, WIDTH)}
+    shapes = {name: shape for name, shape in shapes.items() if name not in ("d2t", "t2d")} | dict(added)
     return {name: 0.3 + mx.random.normal(shape) * 0.6 for name, shape in shapes.items()}
 
 
@@ -47,19 +39,7 @@ def vocabulary_map() -> dict[str, Any]:
 
 
 def layer_config(**changes: Any) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "hidden_size": WIDTH,
-        "intermediate_size": INNER,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": SIZE,
-        "num_hidden_layers": 1,
-        "vocab_size": VOCABULARY,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1000.0,
-        "max_position_embeddings": 512,
-    } | changes
+    return drafter_files.LAYER | {"rope_theta": 1000.0, "max_position_embeddings": 512} | changes
 
 
 def write(folder: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:
@@ -79,71 +59,45 @@ def safe_ai_lab(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return write(folder, layer_config() | config | changes, tensors(seed=seed) | vocabulary_map())
 
 
-def plain_layer(number: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a further decoder layer."""
-    shapes = {
-        **{f"self_attn.{name}.weight": (rows, WIDTH) for name, rows in _ATTENTION.items()},
-        "self_attn.o_proj.weight": (WIDTH, HEADS * SIZE),
-        "mlp.gate_proj.weight": (INNER, WIDTH),
-        "mlp.up_proj.weight": (INNER, WIDTH),
-        "mlp.down_proj.weight": (WIDTH, INNER),
-        "input_layernorm.weight": (WIDTH,),
-        "post_attention_layernorm.weight": (WIDTH,),
-    }
-    return {f"layers.{number}.{name}": shape for name, shape in shapes.items()}
-
-
-def several_layers(folder: Path, layers: int = 3, **changes: Any) -> Path:
-    """As speculators writes them."""
+def speculators(folder: Path, seed: int = 0, layers: int = 1, **changes: Any) -> Path:
+    """The same weights under the other names, with the same outputs in the other numbers."""
     config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "draft_vocab_size": len(HEAD_TOKENS),
         "transformer_layer_config": layer_config(num_hidden_layers=layers),
         "eagle_aux_hidden_state_layer_ids": [1, 2, 4],
-    }
+    } | changes
     added: dict[str, tuple[int, ...]] = {}
     for number in range(1, layers):
-        added |= plain_layer(number)
-    if changes.get("speculators_model_type") == "peagle":
+        added |= drafter_files.layer(f"layers.{number}")
+    if config["speculators_model_type"] == "peagle":
         added["mask_hidden"] = (1, 1, 3 * TARGET_WIDTH)
-    named = {name.replace("midlayer.", "layers.0."): values for name, values in tensors(added).items()}
-    return write(folder, config | changes, named | vocabulary_map())
+    return write(folder, config, _renamed(tensors(added, seed=seed)) | vocabulary_map())
 
 
-MASK_TOKEN, DEPTHS = 38, 4
+def several_layers(folder: Path, **changes: Any) -> Path:
+    return speculators(folder, layers=3, **changes)
 
 
 def peagle(folder: Path) -> Path:
     """P-EAGLE as speculators writes it."""
     proposal = {"proposal_type": "greedy", "speculative_tokens": DEPTHS}
-    return several_layers(
-        folder,
-        2,
-        architectures=["PEagleSpeculator"],
-        speculators_model_type="peagle",
-        mask_token_id=MASK_TOKEN,
-        speculators_config={"algorithm": "peagle", "proposal_methods": [proposal]},
-    )
-
-
-def speculators(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """The same weights under the other names, with the same outputs in the other numbers."""
-    config = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "draft_vocab_size": len(HEAD_TOKENS),
-        "transformer_layer_config": layer_config(),
-        "eagle_aux_hidden_state_layer_ids": [1, 2, 4],
+    own = drafter_files.speculators_peagle()[0] | {
+        "mask_token_id": MASK_TOKEN,
+        "speculators_config": {"algorithm": "peagle", "proposal_methods": [proposal]},
     }
-    named = {name.replace("midlayer.", "layers.0."): values for name, values in tensors(seed=seed).items()}
-    return write(folder, config | changes, named | vocabulary_map())
+    names = ("architectures", "speculators_model_type", "mask_token_id", "speculators_config")
+    return speculators(folder, layers=2, **{name: own[name] for name in names})
 
 
 def deep_spec(folder: Path, seed: int = 0) -> Path:
     """Five outputs, the whole vocabulary, queries and keys normed a head."""
     config = {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1, 2, 3, 4], "num_target_layers": 6}
     norms = {f"midlayer.self_attn.{name}.weight": (SIZE,) for name in ("q_norm", "k_norm")}
-    weights = tensors(norms, outputs=5, seed=seed, head=VOCABULARY)
-    named = {name.replace("midlayer.", "layers.0."): values for name, values in weights.items()}
-    return write(folder, layer_config(model_type="qwen3") | config, named)
+    weights = _renamed(tensors(norms, outputs=5, seed=seed, head=VOCABULARY))
+    return write(folder, layer_config(model_type="qwen3") | config, weights)
+
+
+def _renamed(weights: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("midlayer.", "layers.0."): values for name, values in weights.items()}

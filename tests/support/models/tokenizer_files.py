@@ -36,6 +36,15 @@ def with_other_tokenizer(model: Path, folder: Path) -> Path:
     return folder
 
 
+def with_added_token(model: Path, folder: Path) -> Path:
+    """A copy of the model in a new folder, with `<think>` behind its tokens."""
+    shutil.copytree(model, folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 4096, "content": "<think>"})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
 def ids(text: str) -> tuple[int, ...]:
     return tuple(_CHARACTERS.index(character) for character in text)
 

@@ -1,0 +1,268 @@
+"""Whatever the target, the draft, the engine and the fault: tokens are those of the target alone. Real processes."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.runtime.notices import Notice
+from protocol.messages.base import Level
+from protocol.messages.worker import Grow, Prefilled
+from tests.conftest import Reference
+from tests.support.chaotic_draft import MODES
+from tests.support.models import drafter_files
+from tests.support.models.coreml_programs import converted_demo
+from tests.support.models.tokenizer_files import with_added_token, with_other_tokenizer
+from tests.support.models.trained_drafters import write_target
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET, ROOT
+from tests.support.processes import generate_while, inject, mark, members, of_draft, remains, shoot, state, until
+
+LOOP = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
+LONG = "def quicksort(items):\n    return [item for item in items if item < items[0]]\n\n" * 10
+IDS = tuple(range(2, 38))
+"""For models with random weights."""
+GREEDY, HOT = SamplingParams(max_tokens=48), SamplingParams(temperature=0.8, seed=4, max_tokens=48)
+
+
+class Run(NamedTuple):
+    """What was seen of a pipeline that answered."""
+
+    results: Sequence[Result]
+    level: Level
+    journal: Path
+    warnings: Sequence[str]
+
+    def nothing(self) -> bool:
+        """Nothing else is asked for."""
+        return True
+
+    def accepted(self) -> bool:
+        return any(result.statistics.acceptance_rate for result in self.results)
+
+    def drafted(self) -> bool:
+        return any(result.statistics.draft_busy for result in self.results)
+
+    def fed(self) -> bool:
+        """The draft grew with the features of all tokens before its root."""
+        return any(grow.tokens and grow.staleness == 0 for grow in of_draft(self.journal, Grow))
+
+    def adopted(self, starts: int) -> bool:
+        """At so many starts or more, and at each of them, the draft took the KV of a long prompt from the target."""
+        adopted = [prefilled.adopted for prefilled in of_draft(self.journal, Prefilled)]
+        return len(adopted) >= starts and min(adopted) >= 32
+
+    def told_of_no_use(self) -> bool:
+        """Once."""
+        return sum("probably trained for another target" in warning for warning in self.warnings) == 1
+
+    def told_of_restart(self) -> bool:
+        died, again, *_ = (*self.warnings, "", "")
+        told = died.startswith("The target worker ended by signal 9.") and died.endswith("Starting it again.")
+        return told and again == "The target worker runs again."
+
+    def fell(self, level: Level) -> bool:
+        """Level by level, to this one."""
+        first, *_, last = (*self.warnings[:1], "", *self.warnings[-1:])
+        cause = "cannot be broadcast), so it verifies less from now on (level chain)"
+        return self.level == level and cause in first and f"(level {level})" in last
+
+
+def killed(program: str, pipeline: Pipeline) -> None:
+    shoot(pipeline, program)
+
+
+def paused(program: str, pipeline: Pipeline) -> None:
+    pid = shoot(pipeline, program, signal.SIGSTOP)
+    until(lambda: state(pid).startswith("T"))
+    os.kill(pid, signal.SIGCONT)
+
+
+_FAILING = """
+import itertools
+from protocol.inference.tree_sequence import TreeSequence
+
+calls, evaluate = itertools.count(1), TreeSequence.evaluate
+
+def failing(self, *arguments, **named):
+    if {condition}:
+        raise {error}
+    return evaluate(self, *arguments, **named)
+
+TreeSequence.evaluate = failing
+"""
+GIVES_UP = _FAILING.format(
+    condition="next(calls) % 7 == 0",
+    error='RuntimeError("[METAL] Command buffer execution failed: Impacting Interactivity '
+    '(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity).")',
+)
+
+
+def fails_at(*levels: Level) -> str:
+    return _FAILING.format(
+        condition=f"self.level in {levels} and self.committed > 20",
+        error='ValueError("Shapes (3,4) and (4,4) cannot be broadcast.")',
+    )
+
+
+class Fault(NamedTuple):
+    """Of a process: something that happens to it in the midst of an answer, or code that it runs at its start, which
+    must not end it."""
+
+    program: str
+    happens: Callable[[str, Pipeline], None] | None = None
+    code: str = ""
+
+
+def published(folder: Path) -> Path:
+    """A target for the drafters of `drafter_files`."""
+    sizes = {"hidden_size": drafter_files.WIDTH, "vocab_size": drafter_files.VOCABULARY}
+    write_target(folder, num_hidden_layers=drafter_files.LAYERS, **sizes)
+    return folder
+
+
+TARGETS: dict[str, Callable[[Path], Path]] = {
+    "demo": lambda folder: DEMO_TARGET,
+    "other tokenizer": partial(with_other_tokenizer, DEMO_TARGET),
+    "published": published,
+}
+DRAFTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "demo": lambda folder: {"draft": str(DEMO_DRAFT), "draft_engine": "mlx"},
+    "other tokenizer": lambda folder: {"draft": str(with_other_tokenizer(DEMO_DRAFT, folder))},
+    "other added tokens": lambda folder: {"draft": str(with_added_token(DEMO_DRAFT, folder))},
+    "lookup": lambda folder: {"draft_engine": "ngram"},
+    "first layers": lambda folder: {"draft": "exit:3"},
+    "Core ML": lambda folder: {"draft": str(converted_demo()), "draft_engine": "coreml"},
+    "DFlash2": lambda folder: {"draft": str(drafter_files.write(folder, drafter_files.dflash2()))},
+    "P-EAGLE": lambda folder: {"draft": str(drafter_files.write(folder, drafter_files.speculators_peagle()))},
+    "example": lambda folder: {"draft_command": (sys.executable, str(ROOT / "docs" / "inside" / "own_draft.py"))},
+    **{
+        mode: lambda folder, mode=mode: {"draft_command": (sys.executable, "-m", "tests.support.chaotic_draft", mode)}
+        for mode in MODES
+    },
+}
+
+
+class Case(NamedTuple):
+    draft: str = "demo"
+    options: Mapping[str, Any] = MappingProxyType({})
+    seen: Callable[[Run], bool] = Run.nothing
+    """What else comes about: perhaps later, for the target decodes alone until the draft is up."""
+    fault: Fault | None = None
+    target: str = "demo"
+    prompt: str | tuple[int, ...] = LOOP
+
+
+SD, SSD, NO_LOOKUP = {"strategy": "sd"}, {"strategy": "ssd"}, {"lookup": "off"}
+GATE = {
+    "P-EAGLE": Case("P-EAGLE", seen=Run.fed, target="published", prompt=IDS),
+    "DFlash2, never right": Case(
+        "DFlash2", SD, lambda run: run.fed() and run.told_of_no_use(), target="published", prompt=IDS
+    ),
+    "the documented example": Case("example", NO_LOOKUP, Run.accepted),
+    "a draft that forges messages": Case("forger"),
+    "a draft in disorder": Case("disorder"),
+    "Core ML": Case("Core ML", seen=Run.drafted),
+    "a killed target": Case(seen=Run.told_of_restart, fault=Fault("target_worker", killed)),
+    "forwards that fail for trees and chains": Case(
+        seen=lambda run: run.fell("plain"), fault=Fault("target_worker", code=fails_at("tree", "chain"))
+    ),
+    "a GPU that gives up the target's forwards": Case(fault=Fault("target_worker", code=GIVES_UP)),
+}
+THOROUGH = {
+    **{f"a draft that is {mode}": Case(mode) for mode in MODES if mode not in ("forger", "disorder")},
+    "turns that a silent draft does not take": Case("silent", SD),
+    "turns that a slow draft takes too late": Case("slow", SD),
+    "a bad link": Case(options={"draft_link": EmulatedLink(delay=0.004, loss=0.1)}, seen=Run.drafted),
+    "neural guesses": Case(options=SSD | {"fallback": "neural"}, seen=Run.drafted),
+    "fast guesses": Case(options=SSD | {"fallback": "fast", "draft_tokens": 3}, seen=Run.drafted),
+    "no lookup": Case(options=NO_LOOKUP, seen=Run.drafted),
+    "lookup alone": Case("lookup"),
+    "another tokenizer": Case("other tokenizer", seen=Run.drafted, target="other tokenizer"),
+    "other added tokens": Case("other added tokens", seen=Run.accepted),
+    "first layers": Case("first layers", NO_LOOKUP, lambda run: run.adopted(1), prompt=LONG),
+    "first layers, in turns": Case("first layers", SD, lambda run: run.adopted(1), prompt=LONG),
+    "first layers, a killed draft": Case(
+        "first layers", seen=lambda run: run.adopted(2), fault=Fault("draft_worker", killed), prompt=LONG
+    ),
+    "a target that was stopped": Case(fault=Fault("target_worker", paused)),
+    "forwards that fail for trees": Case(
+        seen=lambda run: run.fell("chain"), fault=Fault("target_worker", code=fails_at("tree"))
+    ),
+    "a GPU that gives up the draft's forwards": Case(fault=Fault("draft_worker", code=GIVES_UP)),
+}
+SLOW = {f"{mode}, {strategy}": Case(mode, {"strategy": strategy}) for mode in MODES for strategy in ("sd", "ssd")}
+CASES = [
+    *(pytest.param(case, id=name) for name, case in GATE.items()),
+    *(pytest.param(case, id=name, marks=pytest.mark.thorough) for name, case in THOROUGH.items()),
+    *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in SLOW.items()),
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = TARGETS[name](tmp_path_factory.mktemp("target") / "model")
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(reference: Reference, target: Callable[[str], Path]) -> Callable[[Case], list[Sequence[int]]]:
+    """What the target says without a draft, at both temperatures."""
+    said: dict[str, list[Sequence[int]]] = {}
+
+    def tokens(case: Case) -> list[Sequence[int]]:
+        if case.target == "demo":
+            return [reference(case.prompt, params).tokens for params in (GREEDY, HOT)]
+        if case.target not in said:
+            with Pipeline(str(target(case.target)), strategy="ar") as plain:
+                said[case.target] = [plain.generate(case.prompt, params).tokens for params in (GREEDY, HOT)]
+        return said[case.target]
+
+    return tokens
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_the_targets_own(
+    case: Case,
+    target: Callable[[str], Path],
+    alone: Callable[[Case], list[Sequence[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    expected, fault, journal = alone(case), case.fault or Fault(""), tmp_path / "journal"
+    if fault.code:
+        inject(monkeypatch, tmp_path, fault.program, fault.code)
+    notices: list[Notice] = []
+    options = {**DRAFTS[case.draft](tmp_path / "draft"), **case.options}
+    with Pipeline(str(target(case.target)), record=str(journal), on_notice=notices.append, **options) as pipeline:
+        name = mark(pipeline)
+        process = until(lambda: members(name).get(fault.program)) if fault.program else 0
+        happenings = [fault.happens] if fault.happens else []
+
+        def happen() -> None:
+            while happenings:
+                happenings.pop()(fault.program, pipeline)
+
+        def seen() -> bool:
+            results = [pipeline.generate(case.prompt, GREEDY), generate_while(pipeline, case.prompt, HOT, 3, happen)]
+            assert [result.tokens for result in results] == expected
+            warnings = [notice.text for notice in notices if notice.kind == "warning"]
+            return case.seen(Run(results, pipeline.state().level, journal, warnings))
+
+        until(seen)
+        assert not happenings
+        assert not fault.code or members(name)[fault.program] == process
+    assert remains(name) == []
