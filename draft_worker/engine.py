@@ -6,7 +6,7 @@ Each module of draft_worker.engines holds one engine and declares it (`EngineDec
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TYPE_CHECKING, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from protocol.messages.base import MAX_CONTEXT, Role, plain
 from protocol.messages.features import FeatureForm

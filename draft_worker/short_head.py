@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
-from protocol.contracts.head_tokens import HEAD_TOKENS, stored_head_tokens
+from protocol.contracts.model_folder import HEAD_TOKENS, stored_head_tokens
 from protocol.errors import InputError
 from protocol.inference.narrow_weights import keep_narrow
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import settings
 
 from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator.machine import checkpoints
 from orchestrator.machine.drafts import draft_choice
-from orchestrator.machine.models import checkpoints
 from protocol.kv.segments import unlink_segment
 from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
 from tests.support.paths import DEMO_TARGET

@@ -24,7 +24,7 @@ from draft_worker.candidates.ranking import MIN_CANDIDATES, mix
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key
-from protocol.speculation.candidates import Candidates, Support
+from protocol.speculation.token_tree import Candidates, Support
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

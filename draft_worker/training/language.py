@@ -14,7 +14,7 @@ from draft_worker.training.chains import CHAIN, Judge, counted, no_hits, reach, 
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, trained
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.errors import InputError
 
 _LAYERS = 3

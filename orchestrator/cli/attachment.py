@@ -23,7 +23,6 @@ from orchestrator.machine.servers import KnownServer, remember
 from orchestrator.runtime.restarts import RestartPolicy
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.workers.supervisor import launch, worker_command
-from protocol.contracts.model_folder import KvBits, UNQUANTIZED
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import Role, plain
 from protocol.messages.client import Refused

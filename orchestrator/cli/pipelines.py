@@ -18,7 +18,7 @@ from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.default_target import default_target
 from orchestrator.machine.target import level_note
 from orchestrator.runtime.notices import Notice
-from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml import Progress
 from protocol.errors import InputError
 from protocol.messages.client import PipelineState
 

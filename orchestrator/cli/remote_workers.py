@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
 
+import click
+
 from orchestrator.api.owner import Owner, attach_command
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.pipeline_options import Command, option
 from orchestrator.machine.servers import KnownServer
 from protocol.contracts.engines import TargetEngineName
-import click
 from protocol.errors import InputError
 from protocol.ineffective import SET, Ineffective
 from protocol.messages.client import PipelineState

@@ -15,12 +15,14 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from orchestrator.machine.check import Check
-from protocol.child_process import ChildProcess
-from protocol.contracts.coreml.examination import (
+from protocol.child_process import ChildProcess, module_command
+from protocol.contracts.coreml import (
     Agreed,
     Broken,
+    EngineVerdict,
     ExaminationOrder,
     ExaminationReport,
+    ExaminedSystem,
     Loading,
     Placed,
     Predicted,
@@ -29,8 +31,6 @@ from protocol.contracts.coreml.examination import (
     Timed,
     Units,
 )
-from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem
-from protocol.own_modules import module_command
 
 EXAMINER = module_command("draft_worker.coreml.examine")
 PREDICTS = 300

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from orchestrator.machine.network import LOOPBACK
 from protocol.errors import InputError
-from protocol.process_identity import start_time
+from protocol.processes import start_time
 from protocol.security.addresses import Endpoint, endpoint, tcp_address
 from protocol.security.keys import is_key
 from protocol.security.private_files import private_folder, read_private, write_private
-from protocol.transport.ports import LOOPBACK
 
 _FILE = "servers.json"
 

@@ -15,7 +15,7 @@ from orchestrator.machine.drafts.draft_choice import draft_choice, is_exit, plac
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.kv_plan import about
-from orchestrator.machine.neural_engine import EXAMINER, LIMITS, Limits, OnStage, PREDICTS, examine
+from orchestrator.machine.neural_engine import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime.memory_plan import kept_alone

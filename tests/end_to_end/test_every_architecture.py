@@ -10,7 +10,6 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from draft_worker.drafters.block_checkpoint import write_block
 from draft_worker.engine import Batch, Engine
 from draft_worker.engines.block import BlockEngine
 from draft_worker.worker import DraftWorker
@@ -21,11 +20,12 @@ from orchestrator.lab.simulate.workers import VirtualWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
+from tests.support.models.block_files import write_block
 from tests.support.models.fitted_drafters import continued, features, fit_block
 from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target
 from tests.support.scripted_simulation import FixedPrompts, rounds

@@ -16,8 +16,7 @@ from draft_worker.coreml.conversion.graph import decoder
 from draft_worker.coreml.conversion.weights import Constants, head_chunks
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package, rotation_tables
 from draft_worker.coreml.toolchain import toolchain
-from draft_worker.short_head import HeadTokens, read_head_tokens
-from protocol.contracts.coreml import Choices, FOLDER_FACTS, Progress
+from protocol.contracts.coreml import FOLDER_FACTS, Choices, Progress
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 

@@ -14,7 +14,7 @@ from mlx_lm.utils import dequantize_model
 from draft_worker.coreml.conversion.architectures import Architecture, architecture_of, known
 from draft_worker.coreml.converted import Rotation
 from draft_worker.coreml.package import DecoderShape, Half, Layer, Single
-from draft_worker.head_tokens import HeadTokens, read_head_tokens
+from draft_worker.short_head import HeadTokens, read_head_tokens
 from protocol.errors import InputError
 from protocol.inference.stored_model import load_network
 

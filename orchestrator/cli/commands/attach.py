@@ -24,10 +24,10 @@ from orchestrator.cli.pipeline_options import (
 )
 from orchestrator.cli.pipelines import ConversionBar, print_notes, target_folder
 from orchestrator.core.options import FIXED_PREFIX_CACHE, MemoryMib
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.servers import KnownServer, known_server, known_servers
 from orchestrator.machine.target import checked_hosts
 from protocol.child_process import module_command

@@ -17,7 +17,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from orchestrator.lab.bench.contender import Family, GenerationTask, LLAMA_CPP, TimedGeneration
+from orchestrator.lab.bench.contender import LLAMA_CPP, Family, GenerationTask, TimedGeneration
 from orchestrator.machine.checkpoints import gguf_file
 from orchestrator.machine.default_target import default_gguf, is_default_target
 from orchestrator.machine.hardware import usable_cores

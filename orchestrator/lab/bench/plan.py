@@ -9,9 +9,9 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.contender import LOOKUP, GenerationTask
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
 from orchestrator.machine.drafts.draft_choice import pair_for
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import AUTO, DraftEngineName, draft_model

@@ -8,14 +8,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import msgspec
 import numpy as np
-from msgspec import structs
 
 from orchestrator.lab.findings import Value
 from orchestrator.lab.first_light.devices import AdoptionOrder

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.contender import AUTOREGRESSIVE, GenerationTask
-from orchestrator.lab.bench.plan import BenchModels
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Cell, Column, Findings, Table
 from orchestrator.lab.first_light.pipelines import measured_pair, plan, prompts
@@ -48,7 +47,7 @@ def measure(asked: Asked) -> Findings:
         with Pipeline(settings=models.settings(strategy), arena_memory=0) as pipeline:
             # The last of the texts counts: the pipeline then knows its costs.
             for task in tasks:
-                pipelines[strategy] = PipelineContender(strategy, pipeline).generate(task)
+                pipelines[strategy] = pipeline.generate(task.tokens, task.sampling()).statistics
     return findings(loops, pipelines, measured_pair(models))
 
 

@@ -12,27 +12,24 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.api.chat_prompts import own_template
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench import strategies
-from orchestrator.lab.bench.contender import PipelineContender
+from orchestrator.lab.bench.contender import AUTOREGRESSIVE, BenchRequest, Measurement, PipelineContender
 from orchestrator.lab.bench.figures import BenchRow, rows
-from orchestrator.lab.bench.measurement import BenchRequest, Measurement
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.names import AUTOREGRESSIVE
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.plan import BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.trials import PipelineEntry, encoded, measured
 from orchestrator.lab.findings import Field, Findings, Listener, Table, Value, tabulated
-from orchestrator.lab.first_light.forwards import WHOLE_FLOAT32, float32_copy
 from orchestrator.lab.first_light.stages import Asked, OnNotice, has_neural_engine
+from orchestrator.lab.forwards import WHOLE_FLOAT32, float32_copy
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, converted_draft, is_converted
 from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.pairs.recommended_pairs import pairs
-from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
+from orchestrator.text.chat_template import own_template
+from protocol.contracts.coreml import EngineVerdict, recorded
 from protocol.contracts.engines import NO_DRAFT, PrefillEngineName
 from protocol.errors import PipelineError
 from protocol.shown_names import model_name

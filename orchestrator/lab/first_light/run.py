@@ -11,8 +11,7 @@ from orchestrator.lab.first_light.stage_process import RanStage, run_stage
 from orchestrator.lab.first_light.stages import STAGES, LightSettings, Need, OnNotice, Stage, has_neural_engine
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.memory.budget import usable
-from orchestrator.machine.pairs.expectations import fits
-from orchestrator.machine.pairs.recommended_pairs import pairs
+from orchestrator.machine.pairs.recommended_pairs import fits, pairs
 
 Clock = Callable[[], float]
 Lacking = Callable[[Stage, LightSettings], str]

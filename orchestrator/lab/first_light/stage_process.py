@@ -20,11 +20,10 @@ import msgspec
 from orchestrator.api.validation import IneffectiveOption
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.report import StageReport
-from orchestrator.lab.first_light.stages import Asked, LightSettings, OnNotice, STAGES, Stage
+from orchestrator.lab.first_light.stages import STAGES, Asked, LightSettings, OnNotice, Stage
 from orchestrator.machine.default_target import VARIABLE
-from protocol.child_process import ChildProcess, Failed, claim_output
+from protocol.child_process import ChildProcess, Failed, claim_output, module_command
 from protocol.errors import InputError, PipelineError
-from protocol.own_modules import module_command
 from protocol.worker.process import die_with_parent
 
 PROGRAM = module_command("orchestrator.lab.first_light.stage_process")

@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Cell, Findings, Table
-from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
+from orchestrator.lab.first_light.pipelines import larger_plan, measured_pair, plan, prompts
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.lab.forwards import (
     TIE,
@@ -20,7 +20,6 @@ from orchestrator.lab.forwards import (
     Ties,
     examined,
 )
-from orchestrator.lab.first_light.pipelines import larger_plan, measured_pair, plan, prompts
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
 

@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.core.options import Options
+from orchestrator.machine.checkpoints import cached
 from orchestrator.machine.memory import budget
 from orchestrator.machine.memory.kv_form import KvSizes, kv_form
 from orchestrator.machine.memory.kv_plan import kv_plan
-from orchestrator.machine.models.checkpoints import cached
-from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.coreml import Choices
 from protocol.contracts.drafters.description import DrafterKind
 from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
+
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
@@ -21,9 +22,9 @@ from orchestrator.runtime.memory_plan import loaded_drafter
 from orchestrator.runtime.restarts import RestartPolicy
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup, machines, model_folders, trained_drafter
-from protocol.contracts.model_folder import ModelFolder, UNQUANTIZED
+from protocol.child_process import module_command
+from protocol.contracts.model_folder import UNQUANTIZED, ModelFolder
 from protocol.messages.base import Role
-from protocol.own_modules import module_command
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
 

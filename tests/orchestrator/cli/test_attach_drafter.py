@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from orchestrator.cli import attachment
 from orchestrator.cli.app import cli
 from orchestrator.cli.attachment import Lending
-from orchestrator.machine.known_servers import KnownServer
+from orchestrator.machine.servers import KnownServer
 from protocol.errors import InputError
 from protocol.security.addresses import Endpoint
 from tests.support.models.drafter_files import write

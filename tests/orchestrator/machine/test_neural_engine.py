@@ -21,7 +21,6 @@ from orchestrator.machine.check import Check
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
-from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.neural_engine import LIMITS, Limits, StageOutcome, judge
 from orchestrator.runtime.model_checks import examined
 from protocol.contracts.coreml import (

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from draft_worker.drafter_examination import examine
 from orchestrator.cli.app import cli
-from orchestrator.machine.models.levels import MEANINGS
+from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime import model_checks
 from orchestrator.runtime.model_checks import described, draft_finding, target_finding, told
 from protocol.contracts.drafters.detection import has_own_head, read_drafter

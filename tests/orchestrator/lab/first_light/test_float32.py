@@ -13,7 +13,7 @@ import pytest
 from orchestrator.lab import forwards
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light import forwards, pipelines
+from orchestrator.lab.first_light import pipelines
 from orchestrator.lab.first_light.stages import Asked, LightSettings
 from orchestrator.lab.forwards import ForwardOrder, Precision, examined
 from orchestrator.machine.check import Check

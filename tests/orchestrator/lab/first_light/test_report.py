@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lab.bench.figures import rows
-from orchestrator.lab.calibration.calibrate import OverlapTimes
+from orchestrator.lab.calibration import OverlapTimes
 from orchestrator.lab.findings import Findings, Table, Value
 from orchestrator.lab.first_light import idle, neural_engine, widths
 from orchestrator.lab.first_light.devices import efficiency, gain, pair_seconds
