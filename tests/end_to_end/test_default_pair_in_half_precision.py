@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import dequantize_model
 
-from orchestrator.cli import sentences
+from orchestrator.lab.first_light.widths import sentences
 from orchestrator.lab.forwards import TIE, Compared, ForwardOrder, Ties
 from orchestrator.lab.forwards_process import examine
 from orchestrator.text.tokenizer import TextCodec

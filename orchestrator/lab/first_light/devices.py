@@ -6,10 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.cli.commands.measurements import calibrate
-from orchestrator.lab import findings
 from orchestrator.lab.bench.plan import BenchModels
-from orchestrator.lab.calibration import OVERLAP_WIDTHS, OverlapTimes, both_at_once, to_toml
+from orchestrator.lab.calibration import OVERLAP_WIDTHS, OverlapTimes, both_at_once, calibrate, findings, to_toml
 from orchestrator.lab.findings import AttachedFile, Findings, Table, Value
 from orchestrator.lab.first_light.pipelines import measured_pair, plan
 from orchestrator.lab.first_light.stages import Asked, has_neural_engine

@@ -238,8 +238,8 @@ _PLACES: tuple[Field[BenchRow], ...] = (
     Field("draft on", lambda row: row.contender),
     Field("temperature", lambda row: row.temperature),
     Field("tokens/s", lambda row: row.tokens_per_second, ".1f"),
-    Field("target busy", lambda row: row.target_busy, ".2f"),
-    Field("draft busy", lambda row: row.draft_busy, ".2f"),
+    Field("target busy", lambda row: row.median("target_busy"), ".2f"),
+    Field("draft busy", lambda row: row.median("draft_busy"), ".2f"),
 )
 
 
