@@ -12,7 +12,7 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
 from protocol.kv.prefix_sharing import Found, shared_tokens
 from protocol.messages.base import Level, NodeId
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Start, Verdict, Verify
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.logits_processors import LogitsProcessors
@@ -23,14 +23,14 @@ from target_worker.verification import (
     UNKNOWN,
     Acceptance,
     ProposedTree,
-    Told,
+    RowLogprobs,
     Walk,
     as_ids,
-    begin_likelihoods,
+    begin_logprobs,
     coupled,
-    likelihoods,
     pick,
     rejection,
+    token_logprobs,
 )
 
 _ROWS_TOGETHER = 64
@@ -166,13 +166,13 @@ class TargetEngine:
         if not sequence.sampling.greedy:
             self.noise.draw_ahead(sequence.sampling.seed, sequence.position + 1)
 
-    def prompt_likelihoods(self, logits: mx.array, tokens: Sequence[int], count: int) -> list[Likelihood]:
-        """As `likelihoods`, where row i of `logits` is for `tokens[i]`."""
-        found: list[Likelihood] = []
+    def prompt_token_logprobs(self, logits: mx.array, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+        """As `token_logprobs`, where row i of `logits` is for `tokens[i]`."""
+        found: list[TokenLogprob] = []
         # A few rows at a time: in 32 bits, the rows of a large vocabulary take much memory.
         for first in range(0, len(tokens), _ROWS_TOGETHER):
             some = tokens[first : first + _ROWS_TOGETHER]
-            found += likelihoods(logits, range(first, first + len(some)), some, count)
+            found += token_logprobs(logits, range(first, first + len(some)), some, count)
         return found
 
     def adoption(self, start: Start, shared: int) -> Adoption:
@@ -230,8 +230,8 @@ class TargetSequence:
         """Tokens prefilled since the start."""
         self.seconds = 0.0
         """Time spent on prefill and adoption."""
-        self.told: list[Likelihood] = []
-        """Likelihoods of the prompt's tokens from the second one on, if they are wanted and until they are sent."""
+        self.told: list[TokenLogprob] = []
+        """TokenLogprobs of the prompt's tokens from the second one on, if they are wanted and until they are sent."""
         self.ended = False
         """Its request needs it no more."""
         self.branch = 0
@@ -296,11 +296,13 @@ class TargetSequence:
             self.cache.remember(begin)
         end = min(begin + self._engine.prefill_chunk, self.position)
         branches = [
-            place for place in (self.start.rules, self.branch, self.position - _BRANCH) if begin < place < self.position
+            place
+            for place in (self.start.shared_prefix, self.branch, self.position - _BRANCH)
+            if begin < place < self.position
         ]
         if self.cache.chooses_places:
             end = min([end, *branches])
-        if not self.start.rules and end < self.position - _BRANCH:
+        if not self.start.shared_prefix and end < self.position - _BRANCH:
             branches.append(end)
         chunk = self.tokens[begin:end]
         logits = self.cache.prefill(chunk, remember=False)
@@ -309,7 +311,7 @@ class TargetSequence:
                 self.cache.remember(place)
         if self.sampling.prompt_logprobs and logits is not None:
             following = self.tokens[begin + 1 : min(begin + 1 + len(chunk), self.start.prompt_tokens)]
-            self.told += self._engine.prompt_likelihoods(logits, following, self.sampling.logprobs or 0)
+            self.told += self._engine.prompt_token_logprobs(logits, following, self.sampling.logprobs or 0)
         self.evaluated += len(chunk)
         self._forget()
 
@@ -333,7 +335,7 @@ class TargetSequence:
         processed = logits if self._processors is None else self._processors.begin(logits, [()])
         token = pick(processed, [position], self.sampling, self._engine.noise, begun=begun)
         count = self.sampling.logprobs
-        return Pick(token, None if count is None else begin_likelihoods(logits, token, count))
+        return Pick(token, None if count is None else begin_logprobs(logits, token, count))
 
     def accept(self, picked: "Pick", logits: mx.array) -> Acceptance:
         """What follows the root, which alone was evaluated."""
@@ -365,21 +367,21 @@ class TargetSequence:
 
         return settled
 
-    def _tell(self, logits: mx.array) -> Callable[[mx.array], Told] | None:
-        """What begins the likelihoods of all rows with the sampling, if they are wanted: on a GPU a second wait costs
+    def _tell(self, logits: mx.array) -> Callable[[mx.array], RowLogprobs] | None:
+        """What begins the logprobs of all rows with the sampling, if they are wanted: on a GPU a second wait costs
         more than the rows that are not accepted."""
         count = self.sampling.logprobs
         if count is None or not (len(logits) == 1 or self._engine.model.chains):
             return None
-        return lambda picks: begin_likelihoods(logits, picks, count)
+        return lambda picks: begin_logprobs(logits, picks, count)
 
     def _told(self, found: Acceptance, logits: mx.array, proposal: ProposedTree) -> Acceptance:
-        """With likelihoods, if they are wanted."""
+        """With token_logprobs, if they are wanted."""
         count = self.sampling.logprobs
-        if count is None or found.likelihoods:
+        if count is None or found.token_logprobs:
             return found
         rows, tokens = (0, *found.accepted), _chosen(proposal, found)
-        return found._replace(likelihoods=likelihoods(logits, rows, tokens, count))
+        return found._replace(token_logprobs=token_logprobs(logits, rows, tokens, count))
 
     def root_alone(self) -> ProposedTree:
         """The tree of a round that has no other nodes."""
@@ -420,8 +422,8 @@ class Pick(NamedTuple):
 
     token: mx.array
     """(1,)"""
-    told: Told | None
-    """Its likelihood, if that is wanted."""
+    told: RowLogprobs | None
+    """Its token_logprob, if that is wanted."""
 
 
 def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from protocol.messages.base import LEAST_LOG_PROBABILITY, MAX_NODES, Level, NodeId
 from protocol.messages.plans import Distribution
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Verify
 from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream, noise_bits, uniform
@@ -121,8 +121,8 @@ class Acceptance(NamedTuple):
 
     accepted: tuple[int, ...]
     bonus: int
-    likelihoods: tuple[Likelihood, ...] = ()
-    """Likelihoods of the accepted tokens and the bonus token, if the request wants log-probabilities."""
+    token_logprobs: tuple[TokenLogprob, ...] = ()
+    """TokenLogprobs of the accepted tokens and the bonus token, if the request wants log-probabilities."""
     waited: bool = False
     """The bonus token was `UNKNOWN` to a forward that has begun behind it."""
 
@@ -133,7 +133,7 @@ def as_ids(picks: mx.array) -> list[int]:
     return found
 
 
-class Told(NamedTuple):
+class RowLogprobs(NamedTuple):
     """Log-probabilities that the device computes, a row for each token."""
 
     logs: mx.array
@@ -145,32 +145,34 @@ class Told(NamedTuple):
     def arrays(self) -> tuple[mx.array, ...]:
         return (self.logs, *(self.alternatives or ()))
 
-    def read(self, rows: Sequence[int]) -> tuple[Likelihood, ...]:
+    def read(self, rows: Sequence[int]) -> tuple[TokenLogprob, ...]:
         logs = _numbers(self.logs)
         if self.alternatives is None:
-            return tuple(Likelihood(_bounded(logs[row][0])) for row in rows)
+            return tuple(TokenLogprob(_bounded(logs[row][0])) for row in rows)
         ids, best = map(_numbers, self.alternatives)
         return tuple(
-            Likelihood(_bounded(logs[row][0]), tuple(zip(ids[row], map(_bounded, best[row]), strict=True)))
+            TokenLogprob(_bounded(logs[row][0]), tuple(zip(ids[row], map(_bounded, best[row]), strict=True)))
             for row in rows
         )
 
 
-def begin_likelihoods(logits: mx.array, tokens: mx.array, count: int) -> Told:
-    """The likelihood of each of (L,) `tokens` and the `count` most probable tokens, by the model's (L, V) unprocessed
+def begin_logprobs(logits: mx.array, tokens: mx.array, count: int) -> RowLogprobs:
+    """The logprob of each of (L,) `tokens` and the `count` most probable tokens, by the model's (L, V) unprocessed
     `logits`, not yet computed."""
     chosen = logits.astype(mx.float32)
     totals = log_total(chosen)
     logs = mx.take_along_axis(chosen, tokens[:, None], axis=-1) - totals
     if not count:
-        return Told(logs, None)
+        return RowLogprobs(logs, None)
     ids, best = top(chosen, min(count, chosen.shape[-1]))
-    return Told(logs, (ids, best - totals))
+    return RowLogprobs(logs, (ids, best - totals))
 
 
-def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], count: int) -> tuple[Likelihood, ...]:
+def token_logprobs(
+    logits: mx.array, rows: Sequence[int], tokens: Sequence[int], count: int
+) -> tuple[TokenLogprob, ...]:
     """The same of each `tokens[i]` by row `rows[i]` of `logits`, computed."""
-    told = begin_likelihoods(logits[mx.array(list(rows))], mx.array(list(tokens)), count)
+    told = begin_logprobs(logits[mx.array(list(rows))], mx.array(list(tokens)), count)
     mx.eval(told.arrays)
     return told.read(range(len(rows)))
 
@@ -206,10 +208,10 @@ def coupled(
     noise: Noise,
     *,
     begun: bool = False,
-    tell: Callable[[mx.array], Told] | None = None,
+    tell: Callable[[mx.array], RowLogprobs] | None = None,
 ) -> Walk:
     """Begin to sample. A proposed token is accepted iff it is the sampled one. `logits`: (L, V) processed logits, one
-    row per entry. `begun`: see `pick`; the bonus token may be `UNKNOWN`. `tell`: begins the likelihoods of the sampled
+    row per entry. `begun`: see `pick`; the bonus token may be `UNKNOWN`. `tell`: begins the logprobs of the sampled
     tokens, which are accepted with them."""
     after = [position + 1 for position in proposal.positions]
     picks = pick(logits, after, sampling, noise, begun=begun)
@@ -220,7 +222,7 @@ def coupled(
 
     def walk() -> Acceptance:
         found = follow(children, as_ids(picks))
-        return found if told is None else found._replace(likelihoods=told.read((0, *found.accepted)))
+        return found if told is None else found._replace(token_logprobs=told.read((0, *found.accepted)))
 
     return walk
 

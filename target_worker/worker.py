@@ -25,7 +25,7 @@ from protocol.messages.worker import (
     Lowered,
     Prefilled,
     Prefilling,
-    PromptLikelihoods,
+    PromptLogprobs,
     Start,
     Stop,
     ToWorker,
@@ -219,7 +219,7 @@ class TargetWorker:
         sequence.prefill()
         self._pacer.prefill(began, PacedPart(sequence.evaluated - before, context))
         sequence.seconds += self._clock() - began
-        yield from _likelihoods(sequence, before)
+        yield from _token_logprobs(sequence, before)
         if sequence.prefilling:
             yield Prefilling(id, sequence.round, sequence.prefilled)
         if found is not None and found.exclusive:
@@ -386,7 +386,7 @@ class TargetWorker:
                 answers.append(refused(verify, plain(str(walk))))
                 continue
             path, paced, seconds = proposal.path(walk.accepted), self._pacer.take(), now - forward.began
-            alone, told = len(proposal.tokens) < len(verify.tokens), walk.likelihoods
+            alone, told = len(proposal.tokens) < len(verify.tokens), walk.token_logprobs
             saving, self._saving_seconds = self._saving_seconds, 0.0
             answers.append(
                 Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, told, alone, saving)
@@ -533,12 +533,12 @@ class TargetWorker:
         return sequence
 
 
-def _likelihoods(sequence: TargetSequence, first: int) -> Iterator[PromptLikelihoods]:
+def _token_logprobs(sequence: TargetSequence, first: int) -> Iterator[PromptLogprobs]:
     """Tell what the last chunk found, from the prompt's token `first` + 1 on."""
     told, sequence.told = sequence.told, []
     for begin in range(0, len(told), MAX_NODES):
         some = tuple(told[begin : begin + MAX_NODES])
-        yield PromptLikelihoods(sequence.start.sequence, sequence.round, first + begin, some)
+        yield PromptLogprobs(sequence.start.sequence, sequence.round, first + begin, some)
 
 
 def too_little(tokens: int, others: int) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from protocol.errors import blaming
 from protocol.messages.client import Done, Output, Pace, Reading, Refused, Statistics, ToClient
-from protocol.messages.sampling import Likelihood
+from protocol.messages.sampling import TokenLogprob
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
 
@@ -24,9 +24,9 @@ class Result:
     seed: int
     stop: str | None = None
     """The stop string that ended it; None for the model's own end."""
-    likelihoods: tuple[Likelihood, ...] = ()
+    token_logprobs: tuple[TokenLogprob, ...] = ()
     """One a token, if they were requested."""
-    prompt_likelihoods: tuple[Likelihood, ...] = ()
+    prompt_token_logprobs: tuple[TokenLogprob, ...] = ()
     """Of the prompt's tokens from the second one on, if they were requested."""
 
     def __getitem__(self, field: str | int) -> Any:
@@ -51,8 +51,8 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
-        likelihoods = {"logprobs": self.likelihoods, "prompt_logprobs": self.prompt_likelihoods}
-        asked = {name: msgspec.to_builtins(told) for name, told in likelihoods.items() if told}
+        token_logprobs = {"logprobs": self.token_logprobs, "prompt_logprobs": self.prompt_token_logprobs}
+        asked = {name: msgspec.to_builtins(told) for name, told in token_logprobs.items() if told}
         return {
             "text": self.text,
             "tokens": list(self.tokens),
@@ -67,7 +67,7 @@ class Chosen(NamedTuple):
     """A token, and how probable the target found it and others."""
 
     token: int
-    likelihood: Likelihood
+    token_logprob: TokenLogprob
 
 
 OnReading: TypeAlias = Callable[[int, int], None]
@@ -86,8 +86,8 @@ class OutputCollector:
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self.chosen: list[Chosen] = []
-        """Tokens so far with their likelihoods, if they were asked for."""
-        self._prompt: list[Likelihood] = []
+        """Tokens so far with their token_logprobs, if they were asked for."""
+        self._prompt: list[TokenLogprob] = []
         self._on_reading: OnReading = lambda *_: None
 
     @property
@@ -105,8 +105,8 @@ class OutputCollector:
             case Output() if message.request == self.request:
                 self._texts.append(message.text)
                 self._tokens.extend(message.tokens)
-                self.chosen.extend(map(Chosen, message.tokens, message.likelihoods))
-                self._prompt.extend(message.prompt_likelihoods)
+                self.chosen.extend(map(Chosen, message.tokens, message.token_logprobs))
+                self._prompt.extend(message.prompt_token_logprobs)
                 return message.text
             case Reading() if message.request == self.request:
                 self._on_reading(message.tokens, message.total)
@@ -118,7 +118,7 @@ class OutputCollector:
                     message.statistics,
                     self._seed,
                     message.stop,
-                    tuple(one.likelihood for one in self.chosen),
+                    tuple(one.token_logprob for one in self.chosen),
                     tuple(self._prompt),
                 )
             case Refused() if message.request in (self.request, ""):

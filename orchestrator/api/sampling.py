@@ -30,7 +30,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     """A schema with text around it. Give either this or `json_schema`."""
     prompt_logprobs: bool = False
-    """Report the log-probabilities of the prompt's tokens too: `Result.prompt_likelihoods`. No KV is reused then."""
+    """Report the log-probabilities of the prompt's tokens too: `Result.prompt_token_logprobs`. No KV is reused then."""
     seed: Annotated[int | None, AT_ZERO] = None
     """None draws a seed; the result has it."""
     max_tokens: int | None = 256
@@ -42,7 +42,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """Tokens whose text in the result comes behind U+FDD0, which tells it from the same text in other tokens."""
     thought: ThoughtText | None = None
     """Where no stop string is looked for; None looks for them everywhere."""
-    rules: int = 0
+    shared_prefix: int = 0
     """The prompt's first tokens that other conversations begin with too (instructions, tools). Models with windows or
     recurrent states remember a way back to them. It changes no token."""
     draft_tokens: int | None = None
@@ -71,7 +71,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "shown": tuple(self.shown),
             "marked": tuple(self.marked),
             "thought": None if self.thought is None else msgspec.to_builtins(self.thought),
-            "rules": self.rules,
+            "shared_prefix": self.shared_prefix,
         }
         try:
             submit = msgspec.convert(body, Submit)

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.client import Statistics
-from protocol.messages.sampling import Likelihood
+from protocol.messages.sampling import TokenLogprob
 from protocol.messages.worker import ToWorker
 
 
@@ -28,9 +28,9 @@ class Emit:
     tokens: tuple[int, ...]
     hit: bool | None = None
     """Whether the round is a hit; None under a strategy without a speculation cache."""
-    likelihoods: tuple[Likelihood, ...] = ()
+    token_logprobs: tuple[TokenLogprob, ...] = ()
     """One for each token, if the request asked for log-probabilities."""
-    prompt_likelihoods: tuple[Likelihood, ...] = ()
+    prompt_token_logprobs: tuple[TokenLogprob, ...] = ()
     """Of the next tokens of the prompt."""
 
 

@@ -19,7 +19,7 @@ class Task:
     """End-of-request tokens: the first one generated is the last token."""
     draft_tokens: int | None = None
     """K of this request for strategies that verify chains; None for the option's."""
-    rules: int = 0
+    shared_prefix: int = 0
     """The first tokens that other conversations begin with too; 0 if that is not known."""
     name: str = ""
     """By which its client knows it."""

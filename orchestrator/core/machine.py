@@ -8,7 +8,7 @@ from orchestrator.core.request import Request
 from orchestrator.core.round import Rounds
 from protocol.messages.features import Features
 from protocol.messages.kv import KvOffer
-from protocol.messages.worker import Fault, Hello, Lowered, Prefilled, Prefilling, PromptLikelihoods
+from protocol.messages.worker import Fault, Hello, Lowered, Prefilled, Prefilling, PromptLogprobs
 
 
 class Machine(Rounds):
@@ -20,7 +20,7 @@ class Machine(Rounds):
         self._handlers |= {WorkerUp: self._on_worker_up, Tick: self._on_tick}
         self._message_handlers |= {
             ("target", Prefilling): self._on_prefilling,
-            ("target", PromptLikelihoods): self._on_prompt_likelihoods,
+            ("target", PromptLogprobs): self._on_prompt_logprobs,
             ("target", Features): self._on_features,
             ("target", Lowered): self._on_lowered,
             ("target", KvOffer): self._on_kv_offer,
@@ -102,12 +102,12 @@ class Machine(Rounds):
         told = TellReading(request.id, message.tokens, request.position)
         return Ready([told] if request.reading_is_due(now) else [])
 
-    def _on_prompt_likelihoods(self, message: PromptLikelihoods, by: Arrived, now: float) -> Ready:
+    def _on_prompt_logprobs(self, message: PromptLogprobs, by: Arrived, now: float) -> Ready:
         request = self._reading(message)
-        new = None if request is None else request.tell_prompt(message.first, message.likelihoods)
+        new = None if request is None else request.tell_prompt(message.first, message.token_logprobs)
         if request is None or new is None:
             return self._stale()
-        return Ready([Emit(request.id, (), prompt_likelihoods=new)] if new else [])
+        return Ready([Emit(request.id, (), prompt_token_logprobs=new)] if new else [])
 
     def _on_kv_offer(self, offer: KvOffer, by: Arrived, now: float) -> Ready:
         request = self.requests.get(offer.sequence)

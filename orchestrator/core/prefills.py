@@ -52,7 +52,7 @@ class PrefillRouter:
 
     def begin(self, request: Request, now: float) -> Command:
         """Start the request on the target, or first delegate its prompt to the prefill worker if that is faster."""
-        if request.untold:
+        if request.prompt_logprobs_left:
             # The target evaluates the whole prompt anyway.
             return self._start(request, now)
         reference = self._arenas.find(request.tokens)
@@ -163,7 +163,7 @@ class PrefillRouter:
 
     def _adoptable(self, request: Request) -> KvReference | None:
         """The arena that the target is to adopt, pinned until the target has answered."""
-        reference = None if request.untold else self._arenas.find(request.tokens)
+        reference = None if request.prompt_logprobs_left else self._arenas.find(request.tokens)
         self._arenas.pin(request.id, reference)
         return reference
 

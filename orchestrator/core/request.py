@@ -15,7 +15,7 @@ from orchestrator.core.speculation import Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
-from protocol.messages.sampling import Likelihood
+from protocol.messages.sampling import TokenLogprob
 from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, flatten, node_id
@@ -74,8 +74,8 @@ class Request:
         self._began_early = self._goes_on = False
         """The target may have begun this round before its tree came; it may begin the next one so."""
         self._reading_due = now
-        self.untold = len(task.tokens) - 1 if task.sampling.prompt_logprobs else 0
-        """Tokens of the prompt whose likelihoods the client waits for."""
+        self.prompt_logprobs_left = len(task.tokens) - 1 if task.sampling.prompt_logprobs else 0
+        """Tokens of the prompt whose token_logprobs the client waits for."""
         self._max_tokens = task.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
@@ -161,7 +161,7 @@ class Request:
         The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth
         plan and the target's vocabulary. Both may name an arena to adopt.
         """
-        sampling, wanted = self.task.sampling, plan is None and self.untold
+        sampling, wanted = self.task.sampling, plan is None and self.prompt_logprobs_left
         return Start(
             sequence=self.id,
             round=self.round,
@@ -172,18 +172,18 @@ class Request:
             plan=plan,
             adopt=adopt,
             prompt_tokens=len(self.task.tokens),
-            rules=self.task.rules,
+            shared_prefix=self.task.shared_prefix,
             eos_tokens=tuple(sorted(self.task.eos_tokens))[:MAX_EOS_TOKENS],
         )
 
-    def tell_prompt(self, first: int, likelihoods: tuple[Likelihood, ...]) -> tuple[Likelihood, ...] | None:
-        """What is new of the likelihoods of the prompt's tokens from `first` on: a target that was started again tells
+    def tell_prompt(self, first: int, token_logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...] | None:
+        """What is new of the logprobs of the prompt's tokens from `first` on: a target that was started again tells
         all of them again. None if nobody asked for them, or if some before them are missing."""
-        told = len(self.task.tokens) - 1 - self.untold
+        told = len(self.task.tokens) - 1 - self.prompt_logprobs_left
         if not self.task.sampling.prompt_logprobs or first > told:
             return None
-        new = likelihoods[told - first :][: self.untold]
-        self.untold -= len(new)
+        new = token_logprobs[told - first :][: self.prompt_logprobs_left]
+        self.prompt_logprobs_left -= len(new)
         return new
 
     def reading_is_due(self, now: float) -> bool:
@@ -284,7 +284,7 @@ class Request:
         """
         if self.phase is not Phase.VERIFYING or verdict.round != self.round or (verdict.root_alone and verdict.path):
             return False
-        if len(verdict.likelihoods) != (0 if self.task.sampling.logprobs is None else len(verdict.path) + 1):
+        if len(verdict.token_logprobs) != (0 if self.task.sampling.logprobs is None else len(verdict.path) + 1):
             return False
         # By id, since the tree may be another draft's by now.
         parent = self.speculation.tree.root.id

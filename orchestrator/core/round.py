@@ -20,7 +20,7 @@ from orchestrator.core.request import Request
 from orchestrator.core.scheduler import ResponseTimeouts, Scheduler
 from orchestrator.core.workers import FeatureRelay, WorkerRegistry, refusal
 from protocol.messages.base import SequenceId
-from protocol.messages.worker import Forest, Grow, Prefilled, Prefilling, PromptLikelihoods, Stop, Verdict
+from protocol.messages.worker import Forest, Grow, Prefilled, Prefilling, PromptLogprobs, Stop, Verdict
 
 _FATAL = (
     "Two targets ended while they computed this request, or did nothing for it, so it is not tried again. "
@@ -81,7 +81,7 @@ class Rounds:
         answer = self.meter.answered(request, verdict, chosen, reason is not None, width, mode, now)
         if reason is not None:
             self.meter.counted(request, answer, len(tokens), hit=None)
-            emit = Emit(request.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
+            emit = Emit(request.id, tuple(tokens), token_logprobs=verdict.token_logprobs[: len(tokens)])
             return Ready([emit, *self._finish(request, reason, now), *self._schedule(now)])
         # Other requests could use the time that this one waits, and a draft on trial would be compared unfairly.
         refreshes = self.strategy.refreshes and len(self.requests) == 1 and mode not in COMPARING
@@ -96,7 +96,7 @@ class Rounds:
         speculation.prune()
         follows = self.drafts.follow(request, tokens, hit, now) if request.phase is not Phase.WAITING else []
         told = hit if self.strategy.caches and request.level != "plain" else None
-        emit = Emit(request.id, tuple(tokens), told, answer.verdict.likelihoods)
+        emit = Emit(request.id, tuple(tokens), told, answer.verdict.token_logprobs)
         return [*follows, *self.drafts.place(), emit, *self._start_suspect(now)]
 
     def _on_grow(self, growth: Grow, by: Arrived, now: float) -> Ready:
@@ -153,7 +153,7 @@ class Rounds:
 
     def _on_prefilled(self, message: Prefilled, by: Arrived, now: float) -> Ready:
         request = self._reading(message)
-        if request is None or message.tokens + message.adopted > request.position or request.untold:
+        if request is None or message.tokens + message.adopted > request.position or request.prompt_logprobs_left:
             return self._stale()
         request.prefilled(now)
         self._timeouts.read_on(request, now)
@@ -235,7 +235,7 @@ class Rounds:
         """Requests that have a place."""
         return [request for request in self.requests.values() if request.phase is not Phase.WAITING]
 
-    def _reading(self, message: Prefilling | PromptLikelihoods | Prefilled) -> Request | None:
+    def _reading(self, message: Prefilling | PromptLogprobs | Prefilled) -> Request | None:
         """The request whose prompt the target reads, if the message is about it."""
         request = self.requests.get(message.sequence)
         reads = request is not None and request.phase is Phase.PREFILLING and message.round == request.round

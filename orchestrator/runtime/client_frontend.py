@@ -86,8 +86,8 @@ class ClientFrontend:
         if state.stopped:
             return None
         output = replace(
-            state.output(command.tokens, command.hit, command.likelihoods),
-            prompt_likelihoods=command.prompt_likelihoods,
+            state.output(command.tokens, command.hit, command.token_logprobs),
+            prompt_token_logprobs=command.prompt_token_logprobs,
         )
         if not self._hub.send(state.peer, output, state.stamp):
             return Ended(command.sequence, "cancelled")

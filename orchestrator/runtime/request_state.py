@@ -11,7 +11,7 @@ from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId, Verification
 from protocol.messages.client import Done, Output, Statistics, Submit
-from protocol.messages.sampling import Likelihood, ModelSampling
+from protocol.messages.sampling import ModelSampling, TokenLogprob
 from protocol.transport import Stamp
 
 
@@ -42,7 +42,7 @@ class RequestState:
         )
 
     def output(
-        self, tokens: tuple[int, ...], hit: bool | None = None, likelihoods: tuple[Likelihood, ...] = ()
+        self, tokens: tuple[int, ...], hit: bool | None = None, token_logprobs: tuple[TokenLogprob, ...] = ()
     ) -> Output:
         """The text that `tokens` complete, up to a stop string if there is one."""
         texts: list[str] = []
@@ -54,7 +54,7 @@ class RequestState:
             if self.stopped:
                 break
         self.sent_tokens += used
-        return Output(self.request, "".join(texts), tokens[:used], hit, likelihoods[:used])
+        return Output(self.request, "".join(texts), tokens[:used], hit, token_logprobs[:used])
 
     def rest(self) -> Output | None:
         """The text that was held back as a possible part of a stop string or character, if any."""
@@ -80,7 +80,9 @@ def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSam
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")
     sampling = submit.sampling.resolved(own)
-    return Task(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.rules, submit.request)
+    return Task(
+        tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.shared_prefix, submit.request
+    )
 
 
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from protocol.errors import Blame
 from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Level, Message, MessagePart, Role, ShortText, Token
-from protocol.messages.sampling import Likelihoods, ModelSampling, RequestedSampling
+from protocol.messages.sampling import ModelSampling, RequestedSampling, TokenLogprobs
 
 
 class ThoughtText(MessagePart, frozen=True):
@@ -35,7 +35,7 @@ class Submit(Message, frozen=True):
     """Tokens whose text comes behind a mark, which tells it from the same text in other tokens."""
     thought: ThoughtText | None = None
     """Where no stop string is looked for."""
-    rules: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] = 0
+    shared_prefix: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] = 0
     """The prompt's first tokens that other conversations begin with too (instructions, tools); 0: not known."""
 
 
@@ -92,9 +92,9 @@ class Output(Message, frozen=True):
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
     hit: bool | None = None
     """Whether the round was a hit; None under a strategy without a speculation cache."""
-    likelihoods: Likelihoods = ()
+    token_logprobs: TokenLogprobs = ()
     """One for each token, if the request asks for log-probabilities."""
-    prompt_likelihoods: Likelihoods = ()
+    prompt_token_logprobs: TokenLogprobs = ()
     """Of the next tokens of the prompt, from the second one on, if the request asks for them."""
 
 

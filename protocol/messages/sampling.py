@@ -113,7 +113,7 @@ class Sampling(RequestedSampling, frozen=True, kw_only=True):
         return self.temperature == 0
 
 
-class Likelihood(MessagePart, frozen=True):
+class TokenLogprob(MessagePart, frozen=True):
     """How probable the target found a chosen token: the natural logarithm of the softmax over the model's own logits,
     before penalties, grammar, bias, filters and temperature."""
 
@@ -122,4 +122,4 @@ class Likelihood(MessagePart, frozen=True):
     """The most probable tokens, best first. The chosen token may be among them."""
 
 
-Likelihoods: TypeAlias = Annotated[tuple[Likelihood, ...], Meta(max_length=MAX_NODES)]
+TokenLogprobs: TypeAlias = Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_NODES)]

@@ -35,7 +35,7 @@ from protocol.messages.base import (
 from protocol.messages.features import FeatureForm, Features, FeaturesTaken, ProjectionWanted, Tap, Taps
 from protocol.messages.kv import KvForm, KvOffer, KvReference, KvRelease
 from protocol.messages.plans import Distribution, GrowthPlan
-from protocol.messages.sampling import Likelihoods, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprobs
 
 
 class Paced(MessagePart, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ class Prefilling(Message, frozen=True):
     """Tokens that have KV now."""
 
 
-class PromptLikelihoods(Message, frozen=True):
+class PromptLogprobs(Message, frozen=True):
     """How probable the target found tokens of the prompt, if the sampling asks for it. Sent before the Prefilled, in
     the prompt's order."""
 
@@ -158,7 +158,7 @@ class PromptLikelihoods(Message, frozen=True):
     first: Count
     """Tokens of the prompt that were told before: 0 stands for the prompt's second token, as nothing precedes the
     first one."""
-    likelihoods: Likelihoods
+    token_logprobs: TokenLogprobs
 
 
 class Grow(Message, frozen=True):
@@ -200,7 +200,7 @@ class Verdict(Message, frozen=True):
     seconds: Seconds
     """From the target's receipt of the Verify to the sending of this."""
     paced: Paced | None = None
-    likelihoods: Likelihoods = ()
+    token_logprobs: TokenLogprobs = ()
     """Of the path's tokens and of the bonus, if the sampling asks for log-probabilities."""
     root_alone: bool = False
     """The tree had nodes, and they were not evaluated: see `plain_next` of Verify."""
@@ -255,7 +255,7 @@ class Start(Message, frozen=True):
     draft's own, and by a draft that is the target's first layers if it is the target's."""
     prompt_tokens: Count = 0
     """How many of the tokens are the prompt. The others were generated."""
-    rules: Count = 0
+    shared_prefix: Count = 0
     """How many of the first tokens other conversations begin with too; 0 if that is not known."""
     eos_tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_EOS_TOKENS)] = ()
     """End-of-sequence tokens: a grammar allows them once it is fulfilled."""
@@ -346,7 +346,7 @@ FromWorker: TypeAlias = (
     | CacheOff
     | KvCut
     | Prefilling
-    | PromptLikelihoods
+    | PromptLogprobs
     | Prefilled
     | KvOffer
     | Grow

@@ -99,8 +99,8 @@ def test_filters_do_not_change_that(pipeline: Pipeline, reference: Reference, fi
     found = pipeline.generate(PROMPTS[2], params)
 
     assert found.tokens == expected.tokens
-    assert [one.chosen for one in found.likelihoods] == pytest.approx(
-        [one.chosen for one in expected.likelihoods], abs=1e-3
+    assert [one.chosen for one in found.token_logprobs] == pytest.approx(
+        [one.chosen for one in expected.token_logprobs], abs=1e-3
     )
 
 

@@ -139,7 +139,7 @@ def test_a_chat_keeps_to_its_form_and_tells_how_probable_that_was(serving: Servi
     assert json.loads(expected.text)["n"] in (1, 22, 333)
     content = choice["logprobs"]["content"]
     assert "".join(entry["token"] for entry in content) == expected.text
-    known = [one.chosen for one in expected.likelihoods][: len(content)]
+    known = [one.chosen for one in expected.token_logprobs][: len(content)]
     assert [entry["logprob"] for entry in content] == pytest.approx(known, abs=1e-3)
     assert serving.client.post(CHAT, json={**asked, "response_format": {"type": "verse"}}).status_code == 400
 
@@ -150,7 +150,7 @@ def test_an_echo_tells_how_probable_the_prompt_is_whether_or_not_its_kv_is_there
 ):
     tokens = TextCodec(DEMO).encode(PROMPT)
     asked: dict[str, Any] = {"prompt": [tokens, tokens], "temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True}
-    known = [reference(tokens[:end], params(0.0, logprobs=1)).likelihoods[0] for end in range(1, len(tokens))]
+    known = [reference(tokens[:end], params(0.0, logprobs=1)).token_logprobs[0] for end in range(1, len(tokens))]
 
     for _ in range(2):
         for choice in serving.post(COMPLETIONS, **asked)["choices"]:

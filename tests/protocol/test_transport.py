@@ -21,7 +21,7 @@ from protocol.kv.arena_header import ElementType
 from protocol.messages.base import VERSION, NodeId, SequenceId
 from protocol.messages.client import Cancel, FromClient, Submit, ToClient
 from protocol.messages.features import FeatureBlock, FeatureForm
-from protocol.messages.sampling import Likelihood, RequestedSampling, Sampling
+from protocol.messages.sampling import RequestedSampling, Sampling, TokenLogprob
 from protocol.messages.worker import (
     Fault,
     FromWorker,
@@ -30,7 +30,7 @@ from protocol.messages.worker import (
     Ping,
     Pong,
     Prefilled,
-    PromptLikelihoods,
+    PromptLogprobs,
     Reroot,
     Start,
     Stop,
@@ -48,7 +48,7 @@ HELLO = Hello("draft", "mlx", "m", "llama", 32, 64, "t", "cpu", 1, costs=((1, 0.
 MESSAGES: list[tuple[Any, Any]] = [
     (HELLO, FromWorker),
     (Prefilled(SequenceId(1), 0, 5, 0.5), FromWorker),
-    (PromptLikelihoods(SequenceId(1), 0, 5, (Likelihood(-0.5, ((3, -0.5), (4, -1.0))),)), FromWorker),
+    (PromptLogprobs(SequenceId(1), 0, 5, (TokenLogprob(-0.5, ((3, -0.5), (4, -1.0))),)), FromWorker),
     (Grow(SequenceId(1), 2, NODES, (3, 4), (0.5, 0.25), 2, 0.1), FromWorker),
     (Verdict(SequenceId(1), 2, NODES, 9, 0.1), FromWorker),
     (Fault("lost", "gone", SequenceId(1)), FromWorker),

@@ -83,8 +83,8 @@ def test_verdicts_are_those_of_forwards_that_wait(name: str, chains: bool):
     verdicts = [request.step(plain_next=True) for _ in range(_GENERATED)]
 
     assert tuple(request.tokens) == tokens
-    assert [(each.bonus, each.likelihoods) for each in verdicts] == [
-        (each.bonus, each.likelihoods) for each in expected
+    assert [(each.bonus, each.token_logprobs) for each in verdicts] == [
+        (each.bonus, each.token_logprobs) for each in expected
     ]
 
 
@@ -140,8 +140,8 @@ def test_a_nucleus_beyond_its_shortlist_gives_the_same_tokens(name: str, monkeyp
         trees.step(*_chain(name, trees, 4))
 
     assert begun == {True, False}
-    assert [(each.bonus, each.likelihoods) for each in verdicts] == [
-        (each.bonus, each.likelihoods) for each in expected
+    assert [(each.bonus, each.token_logprobs) for each in verdicts] == [
+        (each.bonus, each.token_logprobs) for each in expected
     ]
     assert tuple(trees.tokens) == tokens[: len(trees.tokens)]
 

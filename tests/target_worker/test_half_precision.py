@@ -16,7 +16,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Forest, Start, Verify
 from protocol.sampling.sampler import Noise
 from target_worker.engine import TargetEngine
-from target_worker.verification import ProposedTree, likelihoods, rejection
+from target_worker.verification import ProposedTree, rejection, token_logprobs
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY
@@ -90,5 +90,5 @@ def test_log_probabilities_and_rejection_are_those_of_the_same_logits_in_float32
             rejection(logits, drawn, sampling, noise)()
             == rejection(logits.astype(mx.float32), drawn, sampling, noise)()
         )
-    told = likelihoods(logits, range(4), (8, 2, 60, 7), 5)
-    assert told == likelihoods(logits.astype(mx.float32), range(4), (8, 2, 60, 7), 5)
+    told = token_logprobs(logits, range(4), (8, 2, 60, 7), 5)
+    assert told == token_logprobs(logits.astype(mx.float32), range(4), (8, 2, 60, 7), 5)

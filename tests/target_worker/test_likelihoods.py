@@ -12,10 +12,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from msgspec.structs import replace
 
 from protocol.messages.base import MAX_NODES, Level, SequenceId
-from protocol.messages.sampling import Likelihood, Sampling
-from protocol.messages.worker import FromWorker, Prefilled, PromptLikelihoods, Stop, ToWorker
+from protocol.messages.sampling import Sampling, TokenLogprob
+from protocol.messages.worker import FromWorker, Prefilled, PromptLogprobs, Stop, ToWorker
 from target_worker.engine import TargetEngine
-from target_worker.verification import likelihoods
+from target_worker.verification import token_logprobs
 from target_worker.worker import TargetWorker
 from tests.support.logit_rows import rows, sorted_widths
 from tests.support.models.tiny_models import VOCABULARY, network, tree_model
@@ -37,17 +37,15 @@ def asked(tokens: Sequence[int] = PROMPT, prompt: int | None = None, sequence: i
     return replace(start(list(tokens), sequence=sequence), sampling=sampling, prompt_tokens=prompt_tokens)
 
 
-def told(replies: Sequence[FromWorker], sequence: int = 1) -> list[Likelihood]:
+def told(replies: Sequence[FromWorker], sequence: int = 1) -> list[TokenLogprob]:
     """Of the messages about one sequence, which follow each other and precede the Prefilled."""
-    found: list[Likelihood] = []
-    mine = [
-        reply for reply in replies if isinstance(reply, PromptLikelihoods | Prefilled) and reply.sequence == sequence
-    ]
+    found: list[TokenLogprob] = []
+    mine = [reply for reply in replies if isinstance(reply, PromptLogprobs | Prefilled) and reply.sequence == sequence]
     assert isinstance(mine[-1], Prefilled)
     for reply in mine[:-1]:
-        assert isinstance(reply, PromptLikelihoods)
+        assert isinstance(reply, PromptLogprobs)
         assert reply.first == len(found)
-        found += reply.likelihoods
+        found += reply.token_logprobs
     return found
 
 
@@ -58,8 +56,8 @@ def expected(tokens: Sequence[int]) -> list[float]:
     return [logs[place, token] for place, token in enumerate(tokens[1:])]
 
 
-def chosen(likelihoods: Sequence[Likelihood]) -> list[float]:
-    return [likelihood.chosen for likelihood in likelihoods]
+def chosen(token_logprobs: Sequence[TokenLogprob]) -> list[float]:
+    return [token_logprob.chosen for token_logprob in token_logprobs]
 
 
 @pytest.mark.parametrize("level", ["tree", "chain", "plain"])
@@ -68,7 +66,7 @@ def test_every_token_of_the_prompt_but_the_first_is_told(chunk: int, level: Leve
     found = told(answers(target(chunk, level), asked()))
 
     assert chosen(found) == pytest.approx(expected(PROMPT), abs=1e-3)
-    assert {len(likelihood.best) for likelihood in found} == {2}
+    assert {len(token_logprob.best) for token_logprob in found} == {2}
 
 
 def test_generated_tokens_of_a_sequence_that_goes_on_are_not_told():
@@ -130,7 +128,7 @@ def test_no_message_tells_of_more_tokens_than_it_may():
 
     replies = answers(worker, asked(prompt))
 
-    sizes = [len(reply.likelihoods) for reply in replies if isinstance(reply, PromptLikelihoods)]
+    sizes = [len(reply.token_logprobs) for reply in replies if isinstance(reply, PromptLogprobs)]
     assert sizes == [MAX_NODES, 49]
     assert len(told(replies)) == len(prompt) - 1
 
@@ -141,7 +139,7 @@ def test_the_best_are_the_head_of_a_stable_sort(kind: str, width: int):
     logits = rows(kind, 3, width, seed=2)
     logs = logits.astype(np.float64) - np.logaddexp.reduce(logits.astype(np.float64), axis=-1)[:, None]
 
-    found = likelihoods(mx.array(logits), (2, 0), (4, 9), count=20)
+    found = token_logprobs(mx.array(logits), (2, 0), (4, 9), count=20)
 
     for each, row, token in zip(found, (2, 0), (4, 9), strict=True):
         order = np.argsort(-logits[row], kind="stable")[:20]
@@ -152,20 +150,20 @@ def test_the_best_are_the_head_of_a_stable_sort(kind: str, width: int):
 
 def test_without_alternatives_nothing_is_sorted():
     with sorted_widths() as widths:
-        (found,) = likelihoods(mx.array(rows("normal", 1, 100, seed=2)), (0,), (4,), count=0)
+        (found,) = token_logprobs(mx.array(rows("normal", 1, 100, seed=2)), (0,), (4,), count=0)
 
     assert found.best == ()
     assert widths == []
 
 
 def test_alternatives_beyond_a_small_vocabulary_are_all_tokens():
-    (found,) = likelihoods(mx.array([[0.0, 2.0, 1.0]]), (0,), (1,), count=20)
+    (found,) = token_logprobs(mx.array([[0.0, 2.0, 1.0]]), (0,), (1,), count=20)
 
     assert [id for id, _ in found.best] == [1, 2, 0]
 
 
 def test_a_certain_token_has_no_more_than_certainty():
-    (found,) = likelihoods(mx.array([[0.0, 500.0]]), (0,), (1,), count=2)
+    (found,) = token_logprobs(mx.array([[0.0, 500.0]]), (0,), (1,), count=2)
 
     assert found.chosen == 0.0
     assert all(log <= 0.0 for _, log in found.best)

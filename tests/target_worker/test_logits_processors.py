@@ -18,7 +18,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
 from protocol.messages.grammar import Calls, Grammar, Json, Thought
 from protocol.messages.plans import Distribution
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Fault, Forest, Start, Verdict, Verify
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.sampler import Noise, scores
@@ -102,7 +102,7 @@ class Asking(Request):
     def __init__(self, model: LanguageModel, sampling: Sampling, seed: int, tokens: Sequence[int] = PROMPT) -> None:
         self.source = random.Random(seed)
         self.coming = expected(model.folder, sampling)[0]
-        self.told: list[Likelihood] = []
+        self.told: list[TokenLogprob] = []
         begin = Start(SequenceId(1), 0, tuple(tokens), ROOT, sampling, prompt_tokens=len(PROMPT), eos_tokens=(END,))
         super().__init__(TargetWorker(TargetEngine(model, 64), float, HELLO), begin)
 
@@ -121,7 +121,7 @@ class Asking(Request):
     def decoded(self, length: int) -> tuple[int, ...]:
         """Decode up to `length` tokens or an end token."""
         while len(self.tokens) < length and END not in self.tokens[len(PROMPT) :]:
-            self.told += self.step(*self.tree()).likelihoods
+            self.told += self.step(*self.tree()).token_logprobs
         ended = self.tokens.index(END) + 1 if END in self.tokens else length
         return tuple(self.tokens[: min(ended, length)])
 

@@ -262,7 +262,7 @@ def test_another_conversation_begins_where_the_instructions_end(name: str, monke
     alone = TargetWorker(TargetEngine(branching, 64), float, HELLO)
     adopted: list[int] = []
     for number, shared in enumerate((400, 150, 120, 120), 1):
-        asked = replace(start([*LONG[:shared], *[number] * 60], sequence=number), rules=150)
+        asked = replace(start([*LONG[:shared], *[number] * 60], sequence=number), shared_prefix=150)
         talk = Request(worker, asked)
         adopted.append(talk.prefilled.adopted)
         assert talk.decode(5) == Request(alone, replace(asked, sequence=SequenceId(10 + number))).decode(5)

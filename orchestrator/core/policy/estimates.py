@@ -198,7 +198,7 @@ class WidthCost:
 
 @dataclass(slots=True)
 class HitModel:
-    """The exponent r of 1 - p_hit(F) = F^-r (arXiv 2603.03251), by maximum likelihood over decayed counts."""
+    """The exponent r of 1 - p_hit(F) = F^-r (arXiv 2603.03251), by maximum token_logprob over decayed counts."""
 
     _DECAY = 0.99
     PRIOR = 0.8
@@ -225,7 +225,7 @@ class HitModel:
         return (low + high) / 2
 
     def _slope(self, exponent: float) -> float:
-        """Derivative of the log likelihood by r."""
+        """Derivative of the log token_logprob by r."""
         prior_miss = 4.0 ** (-self.PRIOR)
         slope = _likelihood_slope(4, exponent, 4 * (1 - prior_miss), 4 * prior_miss)
         for fan in self._hits.keys() | self._misses.keys():

@@ -29,14 +29,14 @@ from orchestrator.text.tokenizer import TextCodec
 
 def best(results: Sequence[Result], prompts: int, count: int) -> list[Result]:
     """The `count` answers of each prompt with the highest log-probability per token, best first. `results` are in the
-    order of prompts and have likelihoods."""
+    order of prompts and have token_logprobs."""
     each = len(results) // prompts
     groups = [results[start : start + each] for start in range(0, len(results), each)]
     return [result for group in groups for result in sorted(group, key=_log_probability, reverse=True)[:count]]
 
 
 def _log_probability(result: Result) -> float:
-    chosen = [likelihood.chosen for likelihood in result.likelihoods]
+    chosen = [token_logprob.chosen for token_logprob in result.token_logprobs]
     return sum(chosen) / len(chosen) if chosen else 0.0
 
 
@@ -218,9 +218,9 @@ class _Choice:
         codec = self._answer.codec
         if codec is None:
             return None
-        chosen = list(map(Chosen, result.tokens, result.likelihoods))
+        chosen = list(map(Chosen, result.tokens, result.token_logprobs))
         if echo is not None:
-            return echoed_logprobs(codec, echo.tokens, result.prompt_likelihoods, echo.text, chosen)
+            return echoed_logprobs(codec, echo.tokens, result.prompt_token_logprobs, echo.text, chosen)
         return self._logprobs("", chosen) or no_logprobs(self._answer.kind, codec)
 
 
@@ -230,7 +230,7 @@ def _chat_call(call: Call) -> dict[str, Any]:
 
 def _silenced(result: Result) -> Result:
     statistics = structs.replace(result.statistics, generated_tokens=0)
-    return replace(result, text="", tokens=(), likelihoods=(), finish_reason="length", statistics=statistics)
+    return replace(result, text="", tokens=(), token_logprobs=(), finish_reason="length", statistics=statistics)
 
 
 def finish_reason(result: Result, called: bool) -> str:

@@ -12,7 +12,7 @@ from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.openai.request import GenerationRequest
 from orchestrator.text.answer.parts import Call, Part, Spoken, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
-from protocol.messages.sampling import Likelihood
+from protocol.messages.sampling import TokenLogprob
 
 
 class AnswerContent:
@@ -30,7 +30,7 @@ class AnswerContent:
     @classmethod
     def events(cls, result: Result) -> tuple[OutputEvent, OutputEvent]:
         """Those of a whole answer."""
-        chosen = tuple(map(Chosen, result.tokens, result.likelihoods))
+        chosen = tuple(map(Chosen, result.tokens, result.token_logprobs))
         return TextPiece(0, result.text, chosen), ChoiceEnd(0, result)
 
     def logprobs(self, event: OutputEvent) -> list[dict[str, Any]] | None:
@@ -113,17 +113,17 @@ class LogprobTranscript:
 def echoed_logprobs(
     codec: TextCodec,
     prompt: Sequence[int],
-    likelihoods: Sequence[Likelihood],
+    token_logprobs: Sequence[TokenLogprob],
     text: str,
     chosen: Sequence[Chosen],
 ) -> dict[str, Any]:
     """Of a prompt and of the answer behind it, in the format of completions. Nothing precedes the first token, so it
     has no log-probability. All tokens of the answer are there, the end token too, so that clients can count them.
 
-    `likelihoods`: of `prompt` from the second token on; `text`: of the prompt.
+    `token_logprobs`: of `prompt` from the second token on; `text`: of the prompt.
     """
     first, *others = prompt
-    told = list(map(Chosen, others, likelihoods))
+    told = list(map(Chosen, others, token_logprobs))
     offsets = _offsets(codec, prompt, 0)[1:] + _offsets(codec, [one.token for one in chosen], len(text))
     behind = _text(list(zip(offsets, [*told, *chosen], strict=True)), codec)
     best = behind["top_logprobs"]
@@ -148,8 +148,8 @@ def no_logprobs(kind: Literal["chat", "text"], codec: TextCodec) -> dict[str, An
 def _chat(ready: Sequence[tuple[int, Chosen]], codec: TextCodec) -> dict[str, Any]:
     content = [
         {
-            **_entry(codec, one.token, one.likelihood.chosen),
-            "top_logprobs": [_entry(codec, token, value) for token, value in one.likelihood.best],
+            **_entry(codec, one.token, one.token_logprob.chosen),
+            "top_logprobs": [_entry(codec, token, value) for token, value in one.token_logprob.best],
         }
         for _, one in ready
     ]
@@ -162,20 +162,22 @@ def _entry(codec: TextCodec, token: int, value: float) -> dict[str, Any]:
 
 
 def _text(ready: Sequence[tuple[int, Chosen]], codec: TextCodec) -> dict[str, Any]:
-    likelihoods = [(one.token, one.likelihood) for _, one in ready]
-    best = [_best(token, likelihood, codec) for token, likelihood in likelihoods]
+    token_logprobs = [(one.token, one.token_logprob) for _, one in ready]
+    best = [_best(token, token_logprob, codec) for token, token_logprob in token_logprobs]
     return {
-        "tokens": [_readable(codec.spelt(token)) for token, _ in likelihoods],
-        "token_logprobs": [likelihood.chosen for _, likelihood in likelihoods],
-        "top_logprobs": best if any(likelihood.best for _, likelihood in likelihoods) else None,
+        "tokens": [_readable(codec.spelt(token)) for token, _ in token_logprobs],
+        "token_logprobs": [token_logprob.chosen for _, token_logprob in token_logprobs],
+        "top_logprobs": best if any(token_logprob.best for _, token_logprob in token_logprobs) else None,
         "text_offset": [offset for offset, _ in ready],
     }
 
 
-def _best(token: int, likelihood: Likelihood, codec: TextCodec) -> dict[str, float]:
+def _best(token: int, token_logprob: TokenLogprob, codec: TextCodec) -> dict[str, float]:
     """The most probable tokens; the chosen token is always among them."""
-    found = {_readable(codec.spelt(one)): value for one, value in likelihood.best}
-    return found if token in dict(likelihood.best) else {**found, _readable(codec.spelt(token)): likelihood.chosen}
+    found = {_readable(codec.spelt(one)): value for one, value in token_logprob.best}
+    return (
+        found if token in dict(token_logprob.best) else {**found, _readable(codec.spelt(token)): token_logprob.chosen}
+    )
 
 
 def _readable(spelt: bytes) -> str:

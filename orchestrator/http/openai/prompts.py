@@ -304,7 +304,7 @@ class Preparation:
             shown=tuple(sorted(prepared.shown)),
             marked=tuple(prepared.marked),
             thought=prepared.thought,
-            rules=common_prefix(tokens, self._rules(prepared.rules)) if prepared.rules else 0,
+            shared_prefix=common_prefix(tokens, self._rules(prepared.rules)) if prepared.rules else 0,
         )
         if isinstance(question, ChatRequest):
             params = structs.replace(params, stop=(*(params.stop or ()), *self._template.stops))

@@ -287,7 +287,7 @@ class Response(TranslatedRequest, kw_only=True):
             "max_completion_tokens": self.max_output_tokens,
             "tools": None if self.tools is None else offered.functions,
             "tool_choice": _choice(self.tool_choice),
-            "logprobs": self._likelihoods or None,
+            "logprobs": self._token_logprobs or None,
             "top_logprobs": self.top_logprobs or None,
             "response_format": (self.text or {}).get("format"),
             "reasoning": self.reasoning,
@@ -302,14 +302,14 @@ class Response(TranslatedRequest, kw_only=True):
         return [Note("field", "truncation has no effect: nothing is left out of a conversation that is too long.")]
 
     @property
-    def _likelihoods(self) -> bool:
+    def _token_logprobs(self) -> bool:
         """Whether log-probabilities are asked for."""
         return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
     def _refuse_unsupported(self) -> None:
         if not self.input and self.previous_response_id is None and not (self.instructions or self._probes):
             raise wrong("input", "There is no input: give a text, or a list of items.")
-        if self._likelihoods and self.offered.functions:
+        if self._token_logprobs and self.offered.functions:
             raise unsupported(
                 "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."
             )

@@ -27,7 +27,7 @@ from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.worker_host import BuildWorker, Contention, SimulatedWorker, VirtualClock, WorkerHost
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.client import Statistics
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import FromWorker, ToWorker
 
 _RESTART_SECONDS = 1.0
@@ -42,7 +42,7 @@ class SimulatedClient:
     reference: list[int]
     """The tokens of target-only decoding."""
     tokens: list[int] = field(default_factory=list)
-    prompt_likelihoods: list[Likelihood] = field(default_factory=list)
+    prompt_token_logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: str = ""
     """Why the request ended; empty while it is live."""
     statistics: Statistics | None = None
@@ -238,9 +238,9 @@ class Simulation:
         match command:
             case SendMessage(role, message, incarnation):
                 self.send(self.own[role] if incarnation is None else incarnation, message)
-            case Emit(sequence, tokens, prompt_likelihoods=told):
+            case Emit(sequence, tokens, prompt_token_logprobs=told):
                 self.clients[sequence].tokens += tokens
-                self.clients[sequence].prompt_likelihoods += told
+                self.clients[sequence].prompt_token_logprobs += told
             case Finish(sequence, reason, statistics):
                 self._end(sequence, reason)
                 self.clients[sequence].statistics = statistics

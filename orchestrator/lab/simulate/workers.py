@@ -18,7 +18,7 @@ from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, 
 from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.kv.prefix_sharing import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Fault, Hello, Ping, Pong, Start, ToWorker
 from protocol.sampling.logits_processors import LogitsProcessors
 from protocol.speculation.token_tree import Candidates, node_id
@@ -151,9 +151,9 @@ def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None =
     )
 
 
-def prompt_likelihood(place: int) -> Likelihood:
+def prompt_token_logprob(place: int) -> TokenLogprob:
     """What a modelled target reports of the prompt's token behind `place` others and the first one."""
-    return Likelihood(-float(place))
+    return TokenLogprob(-float(place))
 
 
 class _GuessEngine(Engine):
@@ -329,8 +329,8 @@ class _LanguageEngine(TargetEngine):
     def draw_ahead(self, sequence: TargetSequence) -> None:
         """A language has no noise."""
 
-    def prompt_likelihoods(self, logits: Any, tokens: Sequence[int], count: int) -> list[Likelihood]:
-        return [prompt_likelihood(place) for place, _ in zip(logits, tokens, strict=False)]
+    def prompt_token_logprobs(self, logits: Any, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+        return [prompt_token_logprob(place) for place, _ in zip(logits, tokens, strict=False)]
 
 
 class _CountedRows(TreeSequence):

@@ -14,7 +14,7 @@ from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.worker_host import BuildWorker, Work
 from orchestrator.lab.simulate.workers import ModelledTarget
 from protocol.messages.base import NodeId, SequenceId
-from protocol.messages.sampling import Likelihood
+from protocol.messages.sampling import TokenLogprob
 from protocol.messages.worker import (
     Fault,
     Forest,
@@ -22,7 +22,7 @@ from protocol.messages.worker import (
     Ping,
     Prefilled,
     Prefilling,
-    PromptLikelihoods,
+    PromptLogprobs,
     Start,
     ToWorker,
     Verdict,
@@ -62,7 +62,7 @@ LIES = {
         (Prefilled(ONE, 0, 2, 0.1),), asked=(("prompt_logprobs", True),)
     ),
     "one log-probability of the prompt": Lie(
-        (), always=(PromptLikelihoods(ONE, 0, 0, (Likelihood(-1.0),)),), asked=(("prompt_logprobs", True),)
+        (), always=(PromptLogprobs(ONE, 0, 0, (TokenLogprob(-1.0),)),), asked=(("prompt_logprobs", True),)
     ),
     "no Verdict": Lie(verify=()),
     "a Verdict without log-probabilities": Lie(asked=(("logprobs", 0),)),

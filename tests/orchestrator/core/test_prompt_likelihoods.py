@@ -10,12 +10,12 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import SequenceId
-from protocol.messages.sampling import Likelihood, Sampling
-from protocol.messages.worker import Prefilled, Prefilling, PromptLikelihoods, Start, Verify
+from protocol.messages.sampling import Sampling, TokenLogprob
+from protocol.messages.worker import Prefilled, Prefilling, PromptLogprobs, Start, Verify
 
 ONE = SequenceId(1)
 PROMPT = (1, 2, 3, 4, 5)
-LIKELIHOODS = tuple(Likelihood(-float(place)) for place in range(len(PROMPT) - 1))
+LIKELIHOODS = tuple(TokenLogprob(-float(place)) for place in range(len(PROMPT) - 1))
 READY = Prefilled(ONE, 0, len(PROMPT) - 1, 0.1)
 
 
@@ -24,7 +24,7 @@ class Told:
 
     def __init__(self, wanted: bool = True) -> None:
         self.machine = Machine(Options())
-        self.told: list[Likelihood] = []
+        self.told: list[TokenLogprob] = []
         self.sent: dict[str, list[Any]] = {"target": [], "draft": []}
         self.step(WorkerUp(1, modelled_hello("target")))
         self.step(WorkerUp(2, modelled_hello("draft")))
@@ -34,13 +34,13 @@ class Told:
         commands = self.machine.step(event, 0.0).all()
         for command in commands:
             if isinstance(command, Emit):
-                self.told += command.prompt_likelihoods
+                self.told += command.prompt_token_logprobs
             if isinstance(command, SendMessage) and isinstance(command.message, Start | Verify):
                 self.sent[command.role].append(command.message)
         return commands
 
     def tells(self, first: int, end: int, target: int = 1) -> None:
-        self.step(Arrived("target", target, PromptLikelihoods(ONE, 0, first, LIKELIHOODS[first:end])))
+        self.step(Arrived("target", target, PromptLogprobs(ONE, 0, first, LIKELIHOODS[first:end])))
 
 
 def test_the_client_gets_what_the_target_tells_before_the_first_token():
@@ -94,7 +94,7 @@ def test_no_more_is_told_than_the_prompt_has_and_a_target_that_is_ready_too_earl
     request.step(Arrived("target", 1, READY))
     assert request.machine.stale == 1
     assert [type(message) for message in request.sent["target"]] == [Start]
-    request.step(Arrived("target", 1, PromptLikelihoods(ONE, 0, 0, LIKELIHOODS * 2)))
+    request.step(Arrived("target", 1, PromptLogprobs(ONE, 0, 0, LIKELIHOODS * 2)))
 
     assert tuple(request.told) == LIKELIHOODS
 

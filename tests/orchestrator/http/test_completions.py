@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.api.result import Result
 from orchestrator.http.openai.answer import best
-from protocol.messages.sampling import Likelihood
+from protocol.messages.sampling import TokenLogprob
 from tests.support.asked_server import CODEC, COMPLETIONS, chunks, post
 from tests.support.fake_pipeline import FakePipeline, statistics
 
@@ -30,8 +30,8 @@ def test_an_echo_puts_each_prompt_before_its_answers(prompt: Any, texts: list[st
 
 
 def result(text: str, *logs: float) -> Result:
-    likelihoods = tuple(map(Likelihood, logs))
-    return Result(text, (1,) * len(logs), "stop", statistics(1, len(logs)), 0, likelihoods=likelihoods)
+    token_logprobs = tuple(map(TokenLogprob, logs))
+    return Result(text, (1,) * len(logs), "stop", statistics(1, len(logs)), 0, token_logprobs=token_logprobs)
 
 
 @given(logs=st.lists(st.lists(st.floats(-9, 0), max_size=3), min_size=1, max_size=5), count=st.integers(1, 5))
@@ -68,10 +68,10 @@ def test_a_stream_tells_how_far_the_prompt_was_read():
 # Log-probabilities of prompts ---------------------------------------------------------------------
 
 TOKENS = CODEC.encode("Say it, caf\u00e9")
-KNOWN = tuple(Likelihood(-0.5 - place, ((7, -0.25),)) for place in range(len(TOKENS) - 1))
+KNOWN = tuple(TokenLogprob(-0.5 - place, ((7, -0.25),)) for place in range(len(TOKENS) - 1))
 
 
-ANSWER = replace(result("", -3.0), prompt_likelihoods=KNOWN)
+ANSWER = replace(result("", -3.0), prompt_token_logprobs=KNOWN)
 """One token without text."""
 
 
@@ -89,7 +89,7 @@ def test_an_echo_with_logprobs_tells_of_every_token_and_where_it_begins_the_end_
     told = choice["logprobs"]
     assert choice["text"] == "Say it, caf\u00e9"
     assert [len(each) for each in told.values()] == [len(TOKENS) + 1] * 4
-    assert told["token_logprobs"] == [None, *(likelihood.chosen for likelihood in KNOWN), -3.0]
+    assert told["token_logprobs"] == [None, *(token_logprob.chosen for token_logprob in KNOWN), -3.0]
     assert (told["top_logprobs"][0], told["text_offset"][0], told["text_offset"][-1]) == (None, 0, len(choice["text"]))
     for token, spelt, likely in zip(TOKENS[1:], told["tokens"][1:-1], told["top_logprobs"][1:-1], strict=True):
         assert spelt == CODEC.spelt(token).decode("utf-8", "backslashreplace")

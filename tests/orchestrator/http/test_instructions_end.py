@@ -19,7 +19,7 @@ def asked(body: dict[str, Any], path: str = CHAT, template: ChatTemplate = TEMPL
     response = post(path, body, pipeline, template=template)
     assert response.status_code == 200, response.text
     ((tokens, params),) = pipeline.asked
-    return list(tokens), params.rules
+    return list(tokens), params.shared_prefix
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])

@@ -18,7 +18,7 @@ from orchestrator.text.answer_format import AnswerFormat
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Submit
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.transport import Stamp
 from tests.support.fake_pipeline import statistics
 from tests.support.paths import DEMO_TARGET
@@ -29,8 +29,8 @@ IDS = CODEC.encode(SAID)
 END = 0
 
 
-def likelihood(place: int) -> Likelihood:
-    return Likelihood(-0.5 - place, ((IDS[place % len(IDS)], -0.25), (7, -1.0 - place)))
+def token_logprob(place: int) -> TokenLogprob:
+    return TokenLogprob(-0.5 - place, ((IDS[place % len(IDS)], -0.25), (7, -1.0 - place)))
 
 
 def generated(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[TextPiece], Result]:
@@ -41,17 +41,17 @@ def generated(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[TextPiec
     rest, pieces, place = [*IDS, END], [], 0
     while rest and not state.stopped:
         count = source.randrange(1, 4)
-        likelihoods = tuple(likelihood(place + index) for index in range(len(rest[:count])))
-        pieces.append(state.output(tuple(rest[:count]), likelihoods=likelihoods))
+        token_logprobs = tuple(token_logprob(place + index) for index in range(len(rest[:count])))
+        pieces.append(state.output(tuple(rest[:count]), token_logprobs=token_logprobs))
         del rest[:count]
         place += count
     last = state.rest()
     pieces += [last] if last else []
-    texts = [TextPiece(0, piece.text, tuple(map(Chosen, piece.tokens, piece.likelihoods))) for piece in pieces]
+    texts = [TextPiece(0, piece.text, tuple(map(Chosen, piece.tokens, piece.token_logprobs))) for piece in pieces]
     chosen = [one for text in texts for one in text.chosen]
-    tokens, known = tuple(one.token for one in chosen), tuple(one.likelihood for one in chosen)
+    tokens, known = tuple(one.token for one in chosen), tuple(one.token_logprob for one in chosen)
     whole = "".join(text.text for text in texts)
-    return texts, Result(whole, tokens, "stop", statistics(1, len(tokens)), 0, likelihoods=known)
+    return texts, Result(whole, tokens, "stop", statistics(1, len(tokens)), 0, token_logprobs=known)
 
 
 def both(
@@ -104,10 +104,10 @@ def test_tokens_of_a_later_thought_are_not_sent():
     for place, token in enumerate(tokens):
         text = stream.push([token])
         parser.push(text)
-        found = transcript.push(text, [Chosen(token, likelihood(place))], parser.thoughts)
+        found = transcript.push(text, [Chosen(token, token_logprob(place))], parser.thoughts)
         said += [entry["logprob"] for entry in found["content"]] if found else []
 
-    assert said == [likelihood(place).chosen for place in (0, 1, 6, 7)]
+    assert said == [token_logprob(place).chosen for place in (0, 1, 6, 7)]
 
 
 def test_an_entry_is_as_clients_know_it():

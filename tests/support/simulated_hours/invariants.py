@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage, TellReading
 from orchestrator.core.phases import Phase
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import prompt_likelihood
+from orchestrator.lab.simulate.workers import prompt_token_logprob
 from protocol.messages.base import Role
 from protocol.messages.worker import Start
 
@@ -105,9 +105,9 @@ class Invariants:
                 _require(before == expected, f"a request ended ({reason}) after {before} of {expected} tokens")
                 _require(statistics.generated_tokens == before, "the statistics have a wrong number of tokens")
                 wanted = len(client.task.tokens) - 1 if client.task.sampling.prompt_logprobs else 0
-                told = [prompt_likelihood(place) for place in range(wanted)]
+                told = [prompt_token_logprob(place) for place in range(wanted)]
                 _require(
-                    client.prompt_likelihoods == told, "the prompt's log-probabilities are not those of the target"
+                    client.prompt_token_logprobs == told, "the prompt's log-probabilities are not those of the target"
                 )
             case _:
                 pass

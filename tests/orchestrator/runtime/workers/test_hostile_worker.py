@@ -18,7 +18,7 @@ from protocol.errors import WireError
 from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, PlainText, SequenceId, plain
 from protocol.messages.kv import KvOffer
 from protocol.messages.plans import Distribution
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import (
     Fault,
     FromWorker,
@@ -118,7 +118,7 @@ def test_a_verdict_that_tells_probabilities_of_more_or_fewer_tokens_is_dropped_a
 ):
     request = Request1(logprobs=logprobs)
     request.answer()
-    request.claims(Verdict(ONE, 0, (), 1, 0.1, likelihoods=(Likelihood(-1.0),) * count), "target")
+    request.claims(Verdict(ONE, 0, (), 1, 0.1, token_logprobs=(TokenLogprob(-1.0),) * count), "target")
 
     assert (request.tokens, request.stale) == ([], 1)
 

@@ -17,7 +17,7 @@ from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.messages.base import MAX_CONTEXT, NodeId, Role, SequenceId
 from protocol.messages.kv import KvOffer
 from protocol.messages.plans import Distribution
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import (
     Extend,
     Fault,
@@ -28,7 +28,7 @@ from protocol.messages.worker import (
     Pong,
     Prefilled,
     Prefilling,
-    PromptLikelihoods,
+    PromptLogprobs,
     Reroot,
     Start,
     ToWorker,
@@ -121,13 +121,13 @@ class Deceived:
             lies += [Prefilled(sequence, round, count, seconds, count)]
         else:
             path = pick([(), (node,), (node, node_id(node, token))])
-            likelihoods = (Likelihood(pick([0.0, -9999.0])),) * pick([0, 1, 3])
+            token_logprobs = (TokenLogprob(pick([0.0, -9999.0])),) * pick([0, 1, 3])
             lies = [Verdict(sequence, round, path, token, seconds)] * 3
             lies += [
-                Verdict(sequence, round, path, token, seconds, None, likelihoods),
+                Verdict(sequence, round, path, token, seconds, None, token_logprobs),
                 Prefilled(sequence, round, count, seconds, count),
                 Prefilling(sequence, round, count),
-                PromptLikelihoods(sequence, round, count, likelihoods),
+                PromptLogprobs(sequence, round, count, token_logprobs),
                 Lowered(pick(["tree", "chain", "plain"]), "no reason"),
             ]
         lies += [
