@@ -66,7 +66,7 @@ class DraftSequence:
         self._calibration = calibration
         self.sampling = start.sampling
         self.vocabulary = start.vocabulary
-        self.id = start.sequence
+        self.id = start.request
         self.engine = engine
         self._rolling = rolling
         self._skipped = rolling.skipped(len(start.tokens) - 1)
@@ -217,7 +217,7 @@ class DraftSequence:
             part = nodes[start : start + MAX_NODES]
             parents = tuple(_parent(node) for node in part)
             yield Grow(
-                sequence=self.id,
+                request=self.id,
                 round=self.round,
                 parents=parents,
                 tokens=tuple(node.token for node in part),
@@ -327,7 +327,7 @@ class DraftSequence:
 
     def _reuse_report(self, start: Start, warning: str = "") -> Prefilled:
         missing = len(self._rolling.seen(start.tokens[:-1])) - len(self._held)
-        return Prefilled(start.sequence, start.round, missing, 0.0, len(self._held), plain(warning))
+        return Prefilled(start.request, start.round, missing, 0.0, len(self._held), plain(warning))
 
     def _commit(self, nodes: Sequence[Node]) -> None:
         """Commit `nodes`: the root has moved behind them. Nodes with KV join the prefix, the others wait for the next

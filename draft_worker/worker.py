@@ -11,7 +11,7 @@ from draft_worker.engine import Batch, Engine, EngineSequence, introduction
 from draft_worker.features import Attach, FeatureFeed, attached_ring
 from draft_worker.sequence import AcceptanceCheck, DraftSequence, FeatureFedSequence
 from protocol.kv.prefix_sharing import Found, PrefixSharing
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import Features, FeatureShipment, ProjectionWanted
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
@@ -47,13 +47,13 @@ class DraftWorker:
         self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._chunk = prefill_chunk
-        self._sequences: dict[SequenceId, DraftSequence] = {}
-        self._queue: deque[SequenceId] = deque()
+        self._sequences: dict[RequestId, DraftSequence] = {}
+        self._queue: deque[RequestId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes how often a guess with a given probability comes true."""
         self._check = AcceptanceCheck()
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close(), pool)
-        self._at_work: tuple[SequenceId, ...] = ()
+        self._at_work: tuple[RequestId, ...] = ()
         """Sequences whose KV the present call changes."""
 
     def hello(self) -> Hello:
@@ -74,17 +74,17 @@ class DraftWorker:
                 return self._start(message)
             case Reroot():
                 return self._reroot(message)
-            case Extend() if message.sequence in self._sequences:
-                self._sequences[message.sequence].extend(message)
-            case Features(sequence=id, first=first):
+            case Extend() if message.request in self._sequences:
+                self._sequences[message.request].extend(message)
+            case Features(request=id, first=first):
                 self._hear_features(self._sequences.get(id), first, message)
             case FeatureShipment(block):
-                self._hear_features(self._sequences.get(block.sequence), block.first, message)
+                self._hear_features(self._sequences.get(block.request), block.first, message)
             case ProjectionWanted() if self._engine.matrix is not None:
                 answer = self._engine.matrix.answer(message)
                 return () if answer is None else (answer,)
             case Stop():
-                return self._end(message.sequence)
+                return self._end(message.request)
         return ()
 
     @property
@@ -116,7 +116,7 @@ class DraftWorker:
         for id in torn:
             yield Fault("lost", "The GPU gave up a command of the draft.", id)
 
-    def _free_with_cache(self, torn: Iterable[SequenceId]) -> bool:
+    def _free_with_cache(self, torn: Iterable[RequestId]) -> bool:
         """Remove these sequences and all KV of ended ones; whether there was any."""
         for id in torn:
             self._queue.remove(id)
@@ -127,7 +127,7 @@ class DraftWorker:
         gc.collect()
         return spared
 
-    def _prefill(self, waiting: Sequence[SequenceId]) -> Iterable[FromWorker]:
+    def _prefill(self, waiting: Sequence[RequestId]) -> Iterable[FromWorker]:
         id, found = self._prefix_sharing.next_prefill(waiting)
         sequence, self._at_work = self._sequences[id], (id,)
         if found is not None:
@@ -205,13 +205,13 @@ class DraftWorker:
         return grow if paced is None else msgspec.structs.replace(grow, paced=paced)
 
     def _start(self, message: Start) -> Iterator[FromWorker]:
-        sequence = self._sequences.get(message.sequence)
+        sequence = self._sequences.get(message.request)
         if not self._knows(message.tokens):
-            yield from self._refuse(message.sequence)
+            yield from self._refuse(message.request)
         elif sequence is None or sequence.sampling != message.sampling:
-            yield from self._end(message.sequence)
-            self._sequences[message.sequence] = self._opened(message)
-            self._queue.append(message.sequence)
+            yield from self._end(message.request)
+            self._sequences[message.request] = self._opened(message)
+            self._queue.append(message.request)
         elif (sequence.round, sequence.position) != (message.round, len(message.tokens) - 1):
             sequence.restart(message, self._engine.processors(message))
 
@@ -238,16 +238,16 @@ class DraftWorker:
         return found.kv.reopen(found.tokens, sampling, known, exclusive=found.exclusive)
 
     def _reroot(self, message: Reroot) -> Iterator[FromWorker]:
-        sequence = self._sequences.get(message.sequence)
+        sequence = self._sequences.get(message.request)
         if sequence is None:
-            yield Fault("lost", "The draft does not know this sequence: start it again.", message.sequence)
+            yield Fault("lost", "The draft does not know this sequence: start it again.", message.request)
         elif message.round <= sequence.round:
             return
         elif not self._knows(message.tokens):
-            yield from self._refuse(message.sequence)
+            yield from self._refuse(message.request)
         elif not sequence.follows(message):
             text = f"The draft is at position {sequence.position}, round {sequence.round}: start the sequence again."
-            yield Fault("lost", text, message.sequence)
+            yield Fault("lost", text, message.request)
         else:
             yield from sequence.reroot(message)
             yield from self._check.report()
@@ -255,12 +255,12 @@ class DraftWorker:
     def _knows(self, tokens: Iterable[int]) -> bool:
         return max(tokens) < self._engine.vocabulary
 
-    def _refuse(self, sequence: SequenceId) -> Iterator[FromWorker]:
+    def _refuse(self, sequence: RequestId) -> Iterator[FromWorker]:
         yield from self._end(sequence)
         text = f"The draft's vocabulary ends at {self._engine.vocabulary}: choose a draft of the target's family."
         yield Fault("refused", text, sequence)
 
-    def _end(self, id: SequenceId) -> Iterator[KvCut]:
+    def _end(self, id: RequestId) -> Iterator[KvCut]:
         """The sequence has ended: its KV goes to the prefix cache."""
         sequence = self._sequences.pop(id, None)
         if sequence is not None:

@@ -385,7 +385,7 @@ class TargetSequence:
 
     def root_alone(self) -> ProposedTree:
         """The tree of a round that has no other nodes."""
-        id = self.start.sequence
+        id = self.start.request
         return ProposedTree(Verify(id, self.round, self.root, self.position, (self.tokens[-1],), (-1,)))
 
     def undo(self) -> None:

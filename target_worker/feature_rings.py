@@ -19,7 +19,7 @@ from protocol.inference.layer_cache import ELEMENT_TYPES
 from protocol.inference.tap import LayerTap
 from protocol.kv.arena_header import ElementType
 from protocol.kv.segments import SegmentError, sweep
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import (
     FeatureForm,
     Features,
@@ -126,7 +126,7 @@ class FeatureRings:
         self._record = record
         self._fingerprint = fingerprint
         self._epoch = epoch
-        self._rings: dict[SequenceId, FeatureRing | None] = {}
+        self._rings: dict[RequestId, FeatureRing | None] = {}
         """None for a sequence that got no memory."""
         self._swept = False
         self._warned = False
@@ -189,7 +189,7 @@ class FeatureRings:
         recorded, sequence.cache.recorded = sequence.cache.recorded, None
         if recorded is None or recorded.outputs != self._tap.outputs:
             return
-        ring = self._ring(sequence.start.sequence)
+        ring = self._ring(sequence.start.request)
         if ring is None:
             return
         rows = np.asarray(recorded.rows)
@@ -200,14 +200,14 @@ class FeatureRings:
             rows = projected(rows, ring.layout.element, self._projection.matrix)
         ring.write(first, rows)
         begin = max(first, ring.available.start)
-        features = Features(sequence.start.sequence, sequence.round, ring.name, begin, first + len(rows) - begin)
+        features = Features(sequence.start.request, sequence.round, ring.name, begin, first + len(rows) - begin)
         if not self._remote:
             yield features
         elif self._outlet is not None:
             self._outlet.announce(features)
             yield from self._due()
 
-    def end(self, sequence: SequenceId) -> None:
+    def end(self, sequence: RequestId) -> None:
         """The sequence has ended, or starts anew."""
         ring = self._rings.pop(sequence, None)
         if self._outlet is not None:
@@ -233,7 +233,7 @@ class FeatureRings:
         projection = self._projection and self._projection.form.projection
         return FeatureForm(self._tap.outputs, self.taps.width, projection)
 
-    def _ring(self, sequence: SequenceId) -> FeatureRing | None:
+    def _ring(self, sequence: RequestId) -> FeatureRing | None:
         if sequence not in self._rings:
             self._rings[sequence] = self._created()
         return self._rings[sequence]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.kv.prefix_sharing import Found, PrefixSharing, shared_tokens
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import MAX_NODES, SequenceId, plain
+from protocol.messages.base import MAX_NODES, RequestId, plain
 from protocol.messages.features import FeaturesTaken, ProjectionShipment, Tap
 from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import (
@@ -64,9 +64,9 @@ class _Forward(NamedTuple):
     """The token behind each root, if it is sampled already: then the roots are all that is evaluated."""
     began: float
 
-    def part(self, ids: Collection[SequenceId]) -> "_Forward | None":
+    def part(self, ids: Collection[RequestId]) -> "_Forward | None":
         """That of some sequences; None if it has none of them."""
-        places = [place for place, (sequence, _) in enumerate(self.proposals) if sequence.start.sequence in ids]
+        places = [place for place, (sequence, _) in enumerate(self.proposals) if sequence.start.request in ids]
         if len(places) == len(self.proposals):
             return self
         proposals, logits = [self.proposals[place] for place in places], [self.logits[place] for place in places]
@@ -74,8 +74,8 @@ class _Forward(NamedTuple):
         return _Forward(proposals, logits, picks, self.began) if places else None
 
     @property
-    def sequences(self) -> dict[SequenceId, TargetSequence]:
-        return {sequence.start.sequence: sequence for sequence, _ in self.proposals}
+    def sequences(self) -> dict[RequestId, TargetSequence]:
+        return {sequence.start.request: sequence for sequence, _ in self.proposals}
 
 
 class TargetWorker:
@@ -104,10 +104,10 @@ class TargetWorker:
         self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._hello = hello
-        self._sequences: dict[SequenceId, TargetSequence] = {}
+        self._sequences: dict[RequestId, TargetSequence] = {}
         """In the order of their turns to be prefilled."""
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close, pool)
-        self._ended: dict[SequenceId, TargetSequence] = {}
+        self._ended: dict[RequestId, TargetSequence] = {}
         """Sequences whose KV goes to the prefix cache, which may cut it, once it is saved to shared memory."""
         self._rings = rings
         self._saving = KvSaving(clock)
@@ -115,14 +115,14 @@ class TargetWorker:
         """Spent on saving KV since the last Verdict or Prefilled."""
         self._begun: _Forward | None = None
         """A forward over roots alone that has begun before their Verify."""
-        self._due: tuple[SequenceId, ...] = ()
+        self._due: tuple[RequestId, ...] = ()
         """Sequences whose next forward is to begin so."""
         self._disk = DiskWork(disk, engine.model.sequence, clock)
-        self._at_work: tuple[SequenceId, ...] = ()
+        self._at_work: tuple[RequestId, ...] = ()
         """Sequences whose KV the present call changes."""
-        self._begun_again: set[SequenceId] = set()
+        self._begun_again: set[RequestId] = set()
         """Sequences that ran out of memory before."""
-        self._interrupted: Counter[SequenceId] = Counter()
+        self._interrupted: Counter[RequestId] = Counter()
         """How often in succession the GPU gave up a command for a sequence."""
 
     def hello(self) -> Hello:
@@ -143,7 +143,7 @@ class TargetWorker:
         self._due = ()
         match message:
             case Start():
-                self._at_work = (message.sequence,)
+                self._at_work = (message.request,)
                 yield from self._start(message)
             case Verify():
                 yield from self._verify((message,))
@@ -205,7 +205,7 @@ class TargetWorker:
             return
         yield from self._prefill(waiting)
 
-    def _prefill(self, waiting: Sequence[SequenceId]) -> Iterator[WorkerReply]:
+    def _prefill(self, waiting: Sequence[RequestId]) -> Iterator[WorkerReply]:
         """Evaluate one chunk of one of the prompts."""
         id, found = self._turn(waiting)
         sequence = self._sequences[id] = self._sequences.pop(id)
@@ -229,7 +229,7 @@ class TargetWorker:
             yield self._prefilled(sequence)
         yield from self._features(sequence, context)
 
-    def _turn(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[TargetKv] | None]:
+    def _turn(self, waiting: Sequence[RequestId]) -> tuple[RequestId, Found[TargetKv] | None]:
         """The sequence whose prompt is next, and the KV that it waited for, if it waited. One that tells of its whole
         prompt takes no other's KV."""
         telling = [id for id in waiting if self._sequences[id].sampling.prompt_logprobs]
@@ -282,7 +282,7 @@ class TargetWorker:
         self._saving.add(sequence)
         self._saving_seconds = 0.0
         return Prefilled(
-            sequence.start.sequence,
+            sequence.start.request,
             sequence.round,
             sequence.evaluated,
             sequence.seconds,
@@ -298,7 +298,7 @@ class TargetWorker:
                 kv.checkpoint.release(name)
 
     def _start(self, start: Start) -> Iterator[WorkerReply]:
-        earlier = self._sequences.get(start.sequence)
+        earlier = self._sequences.get(start.request)
         telling = start.sampling.prompt_logprobs
         repeated = earlier is not None and earlier.start == start and earlier.round == start.round
         if earlier is not None and repeated and earlier.prefilling:
@@ -309,24 +309,24 @@ class TargetWorker:
         continued = None if telling or earlier is not None else self._continued(start.tokens[:-1])
         for id in list(self._ended):
             # The KV is wanted now, saved or not.
-            if self._prefix_sharing.on or id == start.sequence:
+            if self._prefix_sharing.on or id == start.request:
                 yield from self._cache(id)
         if telling:
             # What was told of the prompt may be lost, so all of it is evaluated again.
-            yield from self._end(start.sequence)
-            if start.sequence in self._ended:
-                yield from self._cache(start.sequence)
+            yield from self._end(start.request)
+            if start.request in self._ended:
+                yield from self._cache(start.request)
             earlier = None
-        self._remove(start.sequence)
+        self._remove(start.request)
         if self._rings is not None:
             yield from self._rings.started()
         if refusal := self._engine.refusal(start):
-            yield Fault("refused", refusal, start.sequence)
+            yield Fault("refused", refusal, start.request)
             return
         try:
             processors = self._engine.processors(start)
         except GrammarError as error:
-            yield Fault("refused", plain(str(error)), start.sequence)
+            yield Fault("refused", plain(str(error)), start.request)
             return
         began = self._clock()
         if earlier is None:
@@ -340,7 +340,7 @@ class TargetWorker:
         else:
             sequence = self._engine.reopen(earlier, start, processors)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0
-        self._sequences[start.sequence] = sequence
+        self._sequences[start.request] = sequence
         self._prefix_sharing.fit()
         if not telling:
             self._disk.read(sequence)
@@ -349,12 +349,12 @@ class TargetWorker:
 
     def _verify(self, trees: Sequence[Verify]) -> Iterator[WorkerReply]:
         """One forward over all trees that need one; the others are answered at once."""
-        valid: dict[SequenceId, Verify] = {}
+        valid: dict[RequestId, Verify] = {}
         for verify in trees:
-            answer = None if verify.sequence in valid else self._without_forward(verify)
+            answer = None if verify.request in valid else self._without_forward(verify)
             if answer is None:
                 # Of two trees of one sequence the last one counts.
-                valid[verify.sequence] = verify
+                valid[verify.request] = verify
             else:
                 yield from answer
         self._at_work = tuple(valid)
@@ -366,7 +366,7 @@ class TargetWorker:
         if rest:
             yield from self._end_round(self._forward(rest), valid)
 
-    def _end_round(self, forward: _Forward, asked: Mapping[SequenceId, Verify]) -> Iterator[WorkerReply]:
+    def _end_round(self, forward: _Forward, asked: Mapping[RequestId, Verify]) -> Iterator[WorkerReply]:
         """Answer the trees of a forward, and commit what is accepted."""
         sequences, picks, behind = [sequence for sequence, _ in forward.proposals], forward.picks, None
         if self._may_chain(forward, asked):
@@ -381,22 +381,20 @@ class TargetWorker:
         now = self._clock()
         answers: list[Verdict | Fault] = []
         for (sequence, proposal), walk in zip(forward.proposals, walks, strict=True):
-            verify = asked[sequence.start.sequence]
+            verify = asked[sequence.start.request]
             if isinstance(walk, GrammarError):
                 answers.append(refused(verify, plain(str(walk))))
                 continue
             path, paced, seconds = proposal.path(walk.accepted), self._pacer.take(), now - forward.began
             alone, told = len(proposal.tokens) < len(verify.tokens), walk.token_logprobs
             saving, self._saving_seconds = self._saving_seconds, 0.0
-            answers.append(
-                Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, told, alone, saving)
-            )
+            answers.append(Verdict(verify.request, verify.round, path, walk.bonus, seconds, paced, told, alone, saving))
         yield from answers
         # The verdicts are sent, so the commits delay nothing.
-        going: list[SequenceId] = []
+        going: list[RequestId] = []
         for (sequence, proposal), walk, answer in zip(forward.proposals, walks, answers, strict=True):
             if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
-                del self._interrupted[answer.sequence]
+                del self._interrupted[answer.request]
                 root = sequence.position
                 sequence.advance(proposal, walk, answer, kept=behind is not None)
                 if behind is None:
@@ -406,9 +404,9 @@ class TargetWorker:
                     self._prefix_sharing.fit()
                 yield from self._features(sequence, root, (0, *walk.accepted))
                 self._saving.add(sequence)
-                goes_on = self._goes_on(sequence, asked[answer.sequence]) and not walk.waited
+                goes_on = self._goes_on(sequence, asked[answer.request]) and not walk.waited
                 if goes_on and walk.bonus not in sequence.start.eos_tokens:
-                    going.append(answer.sequence)
+                    going.append(answer.request)
         if behind is not None:
             self._begun = _Forward([(each, each.root_alone()) for each in sequences], *behind, now)
             if len(going) < len(sequences):
@@ -427,7 +425,7 @@ class TargetWorker:
         began = self._clock()
         return _Forward(proposals, self._engine.begin_forward(proposals), [], began)
 
-    def _take_begun(self, ids: Collection[SequenceId]) -> _Forward | None:
+    def _take_begun(self, ids: Collection[RequestId]) -> _Forward | None:
         """These sequences' part of the forward that has begun; it is to be answered."""
         begun = self._begun
         taken = begun and begun.part(ids)
@@ -435,7 +433,7 @@ class TargetWorker:
             self._begun = None if taken is begun else begun.part(begun.sequences.keys() - set(ids))
         return taken
 
-    def _undo(self, ids: Collection[SequenceId]) -> None:
+    def _undo(self, ids: Collection[RequestId]) -> None:
         """Undo these sequences' part of the forward that has begun."""
         taken = self._take_begun(ids)
         for sequence, _ in () if taken is None else taken.proposals:
@@ -445,7 +443,7 @@ class TargetWorker:
         """Whether the forward over the sequence's root may begin before its Verify, which follows this one."""
         return verify.plain_next and sequence.position < self._engine.model.context
 
-    def _may_chain(self, forward: _Forward, asked: Mapping[SequenceId, Verify]) -> bool:
+    def _may_chain(self, forward: _Forward, asked: Mapping[RequestId, Verify]) -> bool:
         """Whether the next round's forward can begin before the tokens that this one gives are read. Other work goes
         first."""
         return (
@@ -454,7 +452,7 @@ class TargetWorker:
             and not self._other_work
             and all(
                 len(proposal.tokens) == 1
-                and asked[sequence.start.sequence].plain_next
+                and asked[sequence.start.request].plain_next
                 and sequence.position + 1 < self._engine.model.context
                 and self._engine.chains(sequence)
                 for sequence, proposal in forward.proposals
@@ -463,21 +461,21 @@ class TargetWorker:
 
     def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
         """The answer to a tree that is not to be evaluated, which may be empty; None for a tree that is."""
-        sequence = self._sequences.get(verify.sequence)
+        sequence = self._sequences.get(verify.request)
         if sequence is None:
-            return (Fault("lost", "The target does not know this sequence.", verify.sequence),)
+            return (Fault("lost", "The target does not know this sequence.", verify.request),)
         if verify.round < sequence.round:
             # Sent again, because the answer was lost or slow. Rounds before the last one need no answer.
             last = sequence.verdict
             return (last,) if last is not None and last.round == verify.round else ()
         if difference := out_of_step(sequence, verify):
-            return (Fault("lost", difference, verify.sequence),)
+            return (Fault("lost", difference, verify.request),)
         model = self._engine.model
         if refusal := flaw(verify, sequence.sampling, model.vocabulary, model.context, model.level):
             return (refused(verify, refusal),)
         return None
 
-    def _end(self, id: SequenceId) -> Iterator[KvCut]:
+    def _end(self, id: RequestId) -> Iterator[KvCut]:
         """The sequence has ended: other sequences may use its KV, once the rest of it is saved to shared memory."""
         self._begun_again.discard(id)
         del self._interrupted[id]
@@ -499,7 +497,7 @@ class TargetWorker:
                 return Found(sequence.kv, shared, exclusive=True)
         return None
 
-    def _cache(self, id: SequenceId) -> Iterator[KvCut]:
+    def _cache(self, id: RequestId) -> Iterator[KvCut]:
         """Let the prefix cache have an ended sequence."""
         sequence = self._ended.pop(id)
         cut = self._prefix_sharing.end(sequence)
@@ -507,7 +505,7 @@ class TargetWorker:
         if cut is not None and max(cut.kept, covered) + MIN_SHARED_TOKENS <= cut.tokens:
             yield KvCut(max(cut.kept, covered), cut.tokens, cut.memory)
 
-    def _free_with_cache(self, ids: Iterable[SequenceId]) -> bool:
+    def _free_with_cache(self, ids: Iterable[RequestId]) -> bool:
         """Remove these sequences, whose KV is of no use, and that of ended ones; whether the prefix cache had any."""
         self._due = ()
         for id in ids:
@@ -522,7 +520,7 @@ class TargetWorker:
         mx.clear_cache()
         return spared
 
-    def _remove(self, id: SequenceId) -> TargetSequence | None:
+    def _remove(self, id: RequestId) -> TargetSequence | None:
         """Remove a sequence. Its checkpoint stays."""
         self._saving.discard(id)
         self._disk.discard(id)
@@ -538,7 +536,7 @@ def _token_logprobs(sequence: TargetSequence, first: int) -> Iterator[PromptLogp
     told, sequence.told = sequence.told, []
     for begin in range(0, len(told), MAX_NODES):
         some = tuple(told[begin : begin + MAX_NODES])
-        yield PromptLogprobs(sequence.start.sequence, sequence.round, first + begin, some)
+        yield PromptLogprobs(sequence.start.request, sequence.round, first + begin, some)
 
 
 def too_little(tokens: int, others: int) -> str:
@@ -552,7 +550,7 @@ def too_little(tokens: int, others: int) -> str:
 
 def refused(verify: Verify, text: str) -> Fault:
     """The answer to a tree that can't be evaluated."""
-    return Fault("refused", text, verify.sequence, len(verify.tokens) - 1)
+    return Fault("refused", text, verify.request, len(verify.tokens) - 1)
 
 
 def out_of_step(sequence: TargetSequence, verify: Verify) -> str | None:
@@ -571,10 +569,10 @@ class KvSaving:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiting: dict[SequenceId, TargetSequence] = {}
+        self._waiting: dict[RequestId, TargetSequence] = {}
 
     @property
-    def next(self) -> SequenceId | None:
+    def next(self) -> RequestId | None:
         """The sequence of the next slice; None if all is saved."""
         return next(iter(self._waiting), None)
 
@@ -582,7 +580,7 @@ class KvSaving:
         """Save the sequence's committed tokens, if it has unsaved ones: those of one that goes on once its checkpoint
         is prepared."""
         if sequence.unsaved and (sequence.ended or self._prepared(sequence)):
-            self._waiting.setdefault(sequence.start.sequence, sequence)
+            self._waiting.setdefault(sequence.start.request, sequence)
 
     def _prepared(self, sequence: TargetSequence) -> bool:
         assert sequence.checkpoint is not None, "it has something to save"
@@ -592,10 +590,10 @@ class KvSaving:
             # To save says so.
             return True
 
-    def saves(self, id: SequenceId) -> bool:
+    def saves(self, id: RequestId) -> bool:
         return id in self._waiting
 
-    def discard(self, id: SequenceId) -> None:
+    def discard(self, id: RequestId) -> None:
         self._waiting.pop(id, None)
 
     def drop(self, taker: TargetSequence) -> None:

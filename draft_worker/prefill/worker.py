@@ -16,7 +16,7 @@ from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
 from protocol.kv.exchange import KvExchange, kv_form, shipments
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import SequenceId, plain
+from protocol.messages.base import RequestId, plain
 from protocol.messages.kv import KvOffer
 from protocol.messages.remote import Shipment
 from protocol.messages.worker import Fault, Hello, Prefill, Stop, ToWorker
@@ -58,7 +58,7 @@ class ArenaSink:
     def finish(self, seconds: float) -> Iterable[KvOffer]:
         name, size = self._arena.name, self._arena.layout.segment_bytes
         self._arena.close()
-        yield KvOffer(self._prefill.sequence, name, len(self._prefill.tokens), size, seconds)
+        yield KvOffer(self._prefill.request, name, len(self._prefill.tokens), size, seconds)
 
     def drop(self) -> None:
         self._arena.close()
@@ -72,7 +72,7 @@ class RemoteSink:
         self._prefill = prefill
 
     def put(self, begin: int, keys: LayerRows, values: LayerRows) -> Iterable[Shipment]:
-        return shipments(self._prefill.sequence, self._prefill.attempt, begin, keys, values)
+        return shipments(self._prefill.request, self._prefill.attempt, begin, keys, values)
 
     def finish(self, seconds: float) -> Iterable[KvOffer]:
         return ()
@@ -126,8 +126,8 @@ class PrefillWorker:
         self._fingerprint = fingerprint
         self._clock = clock
         self._chunk = chunk
-        self._prompts: dict[SequenceId, _Prompt] = {}
-        self._at_work: SequenceId | None = None
+        self._prompts: dict[RequestId, _Prompt] = {}
+        self._at_work: RequestId | None = None
         """The prompt that the present call works for."""
 
     def hello(self) -> Hello:
@@ -137,7 +137,7 @@ class PrefillWorker:
     def handle(self, message: ToWorker) -> Iterable[WorkerReply]:
         match message:
             case Prefill():
-                self._at_work = message.sequence
+                self._at_work = message.request
                 return self._begin(message)
             case Stop(sequence):
                 self._forget(sequence)
@@ -150,14 +150,14 @@ class PrefillWorker:
     def work(self) -> Iterator[WorkerReply]:
         """Evaluate one chunk of the oldest prompt; offer its KV when the prompt is complete."""
         prompt = next(iter(self._prompts.values()))
-        self._at_work = prompt.prefill.sequence
+        self._at_work = prompt.prefill.request
         began = self._clock()
         tokens = prompt.prefill.tokens[prompt.evaluated : prompt.evaluated + self._chunk]
         yield from prompt.sink.put(prompt.evaluated, *prompt.sequence.prefill(tokens))
         prompt.evaluated += len(tokens)
         prompt.seconds += self._clock() - began
         if prompt.evaluated == len(prompt.prefill.tokens):
-            del self._prompts[prompt.prefill.sequence]
+            del self._prompts[prompt.prefill.request]
             yield from prompt.sink.finish(prompt.seconds)
 
     def run_short(self) -> Iterator[Fault]:
@@ -176,24 +176,24 @@ class PrefillWorker:
             yield Fault("refused", "The GPU gave up a command of the prefill worker.", id)
 
     def _begin(self, prefill: Prefill) -> Iterator[WorkerReply]:
-        held = self._prompts.get(prefill.sequence)
+        held = self._prompts.get(prefill.request)
         if held is not None and held.prefill == prefill:
             return
-        self._forget(prefill.sequence)
+        self._forget(prefill.request)
         if len(prefill.tokens) > self._engine.context or max(prefill.tokens) >= self._engine.vocabulary:
-            yield Fault("refused", "The prompt exceeds the prefill engine's context or vocabulary.", prefill.sequence)
+            yield Fault("refused", "The prompt exceeds the prefill engine's context or vocabulary.", prefill.request)
             return
         try:
             sink = self._open_sink(prefill)
         except SegmentError as error:
-            yield Fault("refused", plain(str(error)), prefill.sequence)
+            yield Fault("refused", plain(str(error)), prefill.request)
             return
         with ExitStack() as undone:
             undone.callback(sink.drop)
-            self._prompts[prefill.sequence] = _Prompt(prefill, self._engine.open(), sink)
+            self._prompts[prefill.request] = _Prompt(prefill, self._engine.open(), sink)
             undone.pop_all()
 
-    def _forget(self, sequence: SequenceId) -> None:
+    def _forget(self, sequence: RequestId) -> None:
         prompt = self._prompts.pop(sequence, None)
         if prompt is not None:
             prompt.sink.drop()

@@ -13,7 +13,7 @@ from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, RequestBatch, is_batch, one_submit, submits
 from orchestrator.text.chat_template import ChatMessage, chat_prompt
 from protocol.errors import blaming
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
 from protocol.messages.telemetry import TelemetryFrame, ToClientOrSubscriber, Watch
 from protocol.transport import connected_dealer, decode, encode
@@ -80,7 +80,7 @@ class AsyncClient:
         """Continue `prompt`: an asynchronous iterator over pieces of text, with `.result` at its end."""
         return AsyncStream(self._context, self.address, one_submit(prompt, params))
 
-    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
+    async def watch(self, sequence: RequestId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         """Telemetry frames: at most 20 a second, and about one a second if nothing happens.
 
         `sequence` is the request to show in detail; None is the latest. A slow reader misses frames. Raises

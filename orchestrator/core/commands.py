@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from protocol.messages.base import Role, SequenceId
+from protocol.messages.base import RequestId, Role
 from protocol.messages.client import Statistics
 from protocol.messages.sampling import TokenLogprob
 from protocol.messages.worker import ToWorker
@@ -24,7 +24,7 @@ class SendMessage:
 class Emit:
     """Send these committed tokens to the client."""
 
-    sequence: SequenceId
+    request: RequestId
     tokens: tuple[int, ...]
     hit: bool | None = None
     """Whether the round is a hit; None under a strategy without a speculation cache."""
@@ -38,7 +38,7 @@ class Emit:
 class TellReading:
     """Tell the client how far the target has read its prompt."""
 
-    sequence: SequenceId
+    request: RequestId
     tokens: int
     """Tokens that have KV."""
     total: int
@@ -48,7 +48,7 @@ class TellReading:
 class Finish:
     """The request is complete."""
 
-    sequence: SequenceId
+    request: RequestId
     reason: Literal["stop", "length", "cancelled"]
     statistics: Statistics
 
@@ -57,7 +57,7 @@ class Finish:
 class Reject:
     """The request can't be served. The text says why and what to do."""
 
-    sequence: SequenceId
+    request: RequestId
     text: str
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from protocol.messages.base import Role, SequenceId
+from protocol.messages.base import RequestId, Role
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Hello
 
@@ -29,7 +29,7 @@ class Task:
 class Submitted:
     """A client submits a request. No other request ever had this id."""
 
-    sequence: SequenceId
+    request: RequestId
     task: Task
 
 
@@ -37,7 +37,7 @@ class Submitted:
 class Ended:
     """The runtime ends a request: the client cancelled it, or a stop string was found in its text."""
 
-    sequence: SequenceId
+    request: RequestId
     reason: Literal["cancelled", "stop"]
     surplus: int = 0
     """Tokens already emitted that the stop string cut off."""

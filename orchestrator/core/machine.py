@@ -110,7 +110,7 @@ class Machine(Rounds):
         return Ready([Emit(request.id, (), prompt_token_logprobs=new)] if new else [])
 
     def _on_kv_offer(self, offer: KvOffer, by: Arrived, now: float) -> Ready:
-        request = self.requests.get(offer.sequence)
+        request = self.requests.get(offer.request)
         commands = self.prefills.add_arena(by.role, request, offer, now)
         # A draft that shares the target's KV may have waited for it.
         return Ready(commands if request is None else [*commands, *self.drafts.begin(request, now)])
@@ -143,14 +143,14 @@ class Machine(Rounds):
         return Ready([*self.drafts.on_fault(by.incarnation, fault, request, now), *self._schedule(now)])
 
     def _faulty(self, fault: Fault) -> Request | None:
-        return None if fault.sequence is None else self.requests.get(fault.sequence)
+        return None if fault.request is None else self.requests.get(fault.request)
 
     def _on_lowered(self, lowered: Lowered, by: Arrived, now: float) -> Ready:
         lower = self._workers.lower(by.incarnation, lowered.level)
         return Ready(self.drafts.follow_target(now)) if lower else self._stale()
 
     def _on_features(self, features: Features, by: Arrived, now: float) -> Ready:
-        relayed = self._features.relay(features, self.drafts.feature_readers(features.sequence))
+        relayed = self._features.relay(features, self.drafts.feature_readers(features.request))
         return self._stale() if relayed is None else Ready(relayed)
 
     def _on_draft_arena(self, offer: KvOffer, by: Arrived, now: float) -> Ready:

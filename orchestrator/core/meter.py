@@ -11,7 +11,7 @@ from orchestrator.core.phases import COMPARING, IN_TURNS, Mode
 from orchestrator.core.policy.estimates import ChosenNode, Estimates, GrowthStep, MeasuredRound
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.worker import Grow, Prefilled, Verdict, Verify
 from protocol.speculation.token_tree import Node, end_of_path
 
@@ -57,7 +57,7 @@ class Answer:
 class Meter:
     """`answered`, `grew`, `asked` and `ended` write the figures; `counted` those that can wait."""
 
-    def __init__(self, requests: Mapping[SequenceId, Request]) -> None:
+    def __init__(self, requests: Mapping[RequestId, Request]) -> None:
         self._requests = requests
 
     # Of the target ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from orchestrator.core.phases import Phase
 from orchestrator.core.policy.estimates import Mean
 from orchestrator.core.request import Request
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
-from protocol.messages.base import Role, SequenceId
+from protocol.messages.base import RequestId, Role
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.worker import Prefill, Prefilled, Stop
 
@@ -46,8 +46,8 @@ class PrefillRouter:
         """Arenas whose adoption a target did not survive."""
         self._costs = PrefillCosts(options.prefill)
         self._worker_up = False
-        self._delegated: dict[SequenceId, _Delegated] = {}
-        self._prefilled: dict[SequenceId, str] = {}
+        self._delegated: dict[RequestId, _Delegated] = {}
+        self._prefilled: dict[RequestId, str] = {}
         """Name of the arena that a prefill worker last offered for a request."""
 
     def begin(self, request: Request, now: float) -> Command:
@@ -74,7 +74,7 @@ class PrefillRouter:
             if role != "target" or not offer.ended:
                 return [] if offer.name in self._arenas else _release([offer.name])
             released = self._arenas.offer(offer, offer.ended)
-            return _release([*released, *self._arenas.request_ended(offer.sequence)])
+            return _release([*released, *self._arenas.request_ended(offer.request)])
         awaited = role == "prefill" and self._awaits(request.id)
         if awaited:
             del self._delegated[request.id]
@@ -103,7 +103,7 @@ class PrefillRouter:
             self._costs.worker_usable = False
         return [*commands, *_release(self._arenas.drop(adopted))]
 
-    def adopting(self, id: SequenceId) -> bool:
+    def adopting(self, id: RequestId) -> bool:
         """Whether the target was told to adopt an arena for this request and has not answered."""
         return self._arenas.pinned(id) is not None
 
@@ -124,12 +124,12 @@ class PrefillRouter:
         self._worker_up = self._costs.worker_usable = False
         return [command for id in list(self._delegated) for command in self.worker_failed(id, now)]
 
-    def worker_refused(self, id: SequenceId, now: float) -> list[Command]:
+    def worker_refused(self, id: RequestId, now: float) -> list[Command]:
         """The prefill worker gives this request up, for instance because its memory does not suffice."""
         self.warnings += id in self._delegated
         return self.worker_failed(id, now)
 
-    def worker_failed(self, id: SequenceId, now: float) -> list[Command]:
+    def worker_failed(self, id: RequestId, now: float) -> list[Command]:
         """The prefill worker can't serve this request: the target prefills the prompt."""
         awaited = self._awaits(id)
         delegated = self._delegated.pop(id, None)
@@ -152,7 +152,7 @@ class PrefillRouter:
         self._prefilled.pop(request.id, None)
         return _release(self._arenas.request_ended(request.id))
 
-    def _awaits(self, id: SequenceId) -> bool:
+    def _awaits(self, id: RequestId) -> bool:
         """Whether a request still waits for the prefill worker. It does not after the loss of the target."""
         return id in self._delegated and self._delegated[id].request.phase is Phase.DELEGATED
 
@@ -223,7 +223,7 @@ class _Arena:
     name: str
     count: int
     size: int
-    writer: SequenceId | None
+    writer: RequestId | None
     """The live request whose KV it holds; None once that request has ended."""
     last_use: int = 0
     """The index's count of uses when this arena was last offered or found."""
@@ -245,7 +245,7 @@ class ArenaIndex:
         self._index: PrefixIndex[str] = PrefixIndex()
         self._uses = 0
         self._removed_names: OrderedDict[str, None] = OrderedDict()
-        self._pinned: dict[SequenceId, str] = {}
+        self._pinned: dict[RequestId, str] = {}
         """By starting request: the arena that the target was told to adopt and has not answered for."""
 
     @property
@@ -267,10 +267,10 @@ class ArenaIndex:
         if offer.name in self._removed_names:
             return [offer.name]
         earlier = self._arenas.get(offer.name)
-        if earlier is not None and not self._continues(earlier, tokens, offer.sequence):
+        if earlier is not None and not self._continues(earlier, tokens, offer.request):
             return []
         count = min(offer.tokens, len(tokens))
-        others = [arena for arena in self._of(offer.sequence) if arena.name != offer.name]
+        others = [arena for arena in self._of(offer.request) if arena.name != offer.name]
         if any(other.count >= count for other in others):
             return self._remove(offer.name)
         self._store(offer, tokens, max(count, earlier.count if earlier else 0))
@@ -289,17 +289,17 @@ class ArenaIndex:
         self._touch(best)
         return KvReference(best, shared.tokens)
 
-    def pin(self, request: SequenceId, reference: KvReference | None) -> None:
+    def pin(self, request: RequestId, reference: KvReference | None) -> None:
         """The Start of this request names that arena: keep it until the target has answered."""
         self._pinned.pop(request, None)
         if reference is not None:
             self._pinned[request] = reference.name
 
-    def pinned(self, request: SequenceId) -> str | None:
+    def pinned(self, request: RequestId) -> str | None:
         """The arena that the unanswered Start of this request names."""
         return self._pinned.get(request)
 
-    def unpin(self, request: SequenceId) -> list[str]:
+    def unpin(self, request: RequestId) -> list[str]:
         """The target has answered the Start of this request. Returns names to unlink."""
         self._pinned.pop(request, None)
         return self._evict()
@@ -308,7 +308,7 @@ class ArenaIndex:
         """Names of the arenas in Starts that the target has not answered."""
         return set(self._pinned.values())
 
-    def request_ended(self, request: SequenceId) -> list[str]:
+    def request_ended(self, request: RequestId) -> list[str]:
         """Other requests may take over the request's arena. Returns names to unlink."""
         for arena in self._of(request):
             arena.writer = None
@@ -321,7 +321,7 @@ class ArenaIndex:
         """Remove an arena that the target could not adopt. Returns names to unlink."""
         return self._remove(name) if name in self._arenas else []
 
-    def _continues(self, arena: _Arena, tokens: Items[int], writer: SequenceId) -> bool:
+    def _continues(self, arena: _Arena, tokens: Items[int], writer: RequestId) -> bool:
         """Whether a request may continue an arena; never one that another live request writes."""
         if arena.writer is not None:
             return arena.writer == writer
@@ -330,10 +330,10 @@ class ArenaIndex:
     def _store(self, offer: KvOffer, tokens: Items[int], count: int) -> None:
         earlier = self._arenas.get(offer.name)
         self._index.extend(offer.name, tokens[earlier.count if earlier else 0 : count])
-        self._arenas[offer.name] = _Arena(offer.name, count, offer.size, offer.sequence)
+        self._arenas[offer.name] = _Arena(offer.name, count, offer.size, offer.request)
         self._touch(offer.name)
 
-    def _of(self, request: SequenceId) -> list[_Arena]:
+    def _of(self, request: RequestId) -> list[_Arena]:
         return [arena for arena in self._arenas.values() if arena.writer == request]
 
     def _touch(self, name: str) -> None:

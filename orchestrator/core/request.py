@@ -12,7 +12,7 @@ from orchestrator.core.policy.decision import RequestView
 from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
-from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
+from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, RequestId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
 from protocol.messages.sampling import TokenLogprob
@@ -36,7 +36,7 @@ LOST = 3
 class Request:
     """Round r verifies below root r; its verdict makes root r + 1."""
 
-    def __init__(self, id: SequenceId, task: Task, estimates: Estimates, draftable: bool, now: float) -> None:
+    def __init__(self, id: RequestId, task: Task, estimates: Estimates, draftable: bool, now: float) -> None:
         """`draftable`: the strategy uses a draft."""
         self.id = id
         self.task = task
@@ -163,7 +163,7 @@ class Request:
         """
         sampling, wanted = self.task.sampling, plan is None and self.prompt_logprobs_left
         return Start(
-            sequence=self.id,
+            request=self.id,
             round=self.round,
             tokens=tuple(self.tokens),
             root=self.tree.root.id,
@@ -259,7 +259,7 @@ class Request:
         goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
         self._began_early, self._goes_on = self._goes_on, goes_on
         self.outstanding = Verify(
-            sequence=self.id,
+            request=self.id,
             round=self.round,
             root=root.id,
             position=self.position,

@@ -19,7 +19,7 @@ from orchestrator.core.prefills import PrefillRouter
 from orchestrator.core.request import Request
 from orchestrator.core.scheduler import ResponseTimeouts, Scheduler
 from orchestrator.core.workers import FeatureRelay, WorkerRegistry, refusal
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.worker import Forest, Grow, Prefilled, Prefilling, PromptLogprobs, Stop, Verdict
 
 _FATAL = (
@@ -34,7 +34,7 @@ class Rounds:
     def __init__(self, options: Options, profile: str = "") -> None:
         """`profile`: name of the device profile that paces the workers, if there is one."""
         self.strategy = STRATEGIES[options.strategy](options)
-        self.requests: dict[SequenceId, Request] = {}
+        self.requests: dict[RequestId, Request] = {}
         self.stale = 0
         """Messages that were ignored: of an incarnation that is gone, of an old round, of an unknown request."""
         self.meter = Meter(self.requests)
@@ -72,7 +72,7 @@ class Rounds:
     # A round
 
     def _on_verdict(self, verdict: Verdict, by: Arrived, now: float) -> Ready:
-        request = self.requests.get(verdict.sequence)
+        request = self.requests.get(verdict.request)
         if request is None or verdict.bonus >= self._workers.vocabulary or not request.is_answered_by(verdict):
             return self._stale()
         chosen = request.chosen(verdict)
@@ -121,7 +121,7 @@ class Rounds:
         if awaited:
             return [command for id, steps in awaited for command in self.drafts.extend(self.requests[id], steps, now)]
         for tree in trees:
-            self.drafts.round_sent(self.requests[tree.sequence])
+            self.drafts.round_sent(self.requests[tree.request])
         if len(trees) < 2:
             return [SendMessage("target", tree) for tree in trees]
         return [SendMessage("target", Forest(tuple(trees)))]
@@ -130,11 +130,11 @@ class Rounds:
 
     def _on_submitted(self, event: Submitted, now: float) -> Ready:
         estimates = self.drafts.estimates(event.task, len(event.task.tokens))
-        request = Request(event.sequence, event.task, estimates, self.strategy.drafts, now)
+        request = Request(event.request, event.task, estimates, self.strategy.drafts, now)
         self.requests[request.id] = request
         return Ready(self._admit(request.id, now) if self.scheduler.add(request.id) else [])
 
-    def _admit(self, id: SequenceId, now: float) -> list[Command]:
+    def _admit(self, id: RequestId, now: float) -> list[Command]:
         """Start a request that got a place."""
         self.requests[id].enter(Trigger.ADMIT)
         return self._start(self.requests[id], now)
@@ -161,7 +161,7 @@ class Rounds:
         return Ready([*self._schedule(now), *self.prefills.prefilled(request, message)])
 
     def _on_ended(self, event: Ended, now: float) -> Ready:
-        request = self.requests.get(event.sequence)
+        request = self.requests.get(event.request)
         if request is None:
             return Ready([])
         request.stats.generated -= event.surplus
@@ -237,7 +237,7 @@ class Rounds:
 
     def _reading(self, message: Prefilling | PromptLogprobs | Prefilled) -> Request | None:
         """The request whose prompt the target reads, if the message is about it."""
-        request = self.requests.get(message.sequence)
+        request = self.requests.get(message.request)
         reads = request is not None and request.phase is Phase.PREFILLING and message.round == request.round
         return request if reads else None
 

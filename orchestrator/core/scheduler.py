@@ -10,7 +10,7 @@ from orchestrator.core.phases import AWAITING_TARGET, DraftTrigger, Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
 from orchestrator.core.request import FRUITLESS_ROUNDS, LOST, Request
 from orchestrator.core.workers import WorkerRegistry
-from protocol.messages.base import MAX_TREES, SequenceId
+from protocol.messages.base import MAX_TREES, RequestId
 from protocol.messages.worker import Verify
 
 _PREFILL_PRIORITY_SECONDS = 1.0
@@ -31,7 +31,7 @@ perhaps with it."""
 class _Round:
     """The trees of one forward."""
 
-    under_verification: set[SequenceId]
+    under_verification: set[RequestId]
     """Requests whose verdicts are missing."""
     width: int
     """Tokens of the forward, roots included."""
@@ -44,7 +44,7 @@ class Schedule(NamedTuple):
 
     trees: list[Verify]
     """The trees of one forward."""
-    awaited: list[tuple[SequenceId, int]]
+    awaited: list[tuple[RequestId, int]]
     """Growth that a resting draft is asked for: up to so many steps below the request's root."""
 
 
@@ -60,10 +60,10 @@ class Scheduler:
         self._strategy = strategy
         self._places = places
         self._turn = turn
-        self._running: dict[SequenceId, int] = {}
+        self._running: dict[RequestId, int] = {}
         """Tokens that each running request got since it was admitted."""
-        self._waiting: deque[SequenceId] = deque()
-        self._order: deque[SequenceId] = deque()
+        self._waiting: deque[RequestId] = deque()
+        self._order: deque[RequestId] = deque()
         """All requests, by the time of their last verdict, the oldest first."""
         self._round: _Round | None = None
         self._delayed_since: float | None = None
@@ -75,7 +75,7 @@ class Scheduler:
 
     # Places -----------------------------------------------------------------------------------
 
-    def add(self, request: SequenceId) -> bool:
+    def add(self, request: RequestId) -> bool:
         """Add a request. Returns whether it has a place at once."""
         self._order.append(request)
         if len(self._running) < self._places:
@@ -84,7 +84,7 @@ class Scheduler:
         self._waiting.append(request)
         return False
 
-    def remove(self, request: SequenceId) -> SequenceId | None:
+    def remove(self, request: RequestId) -> RequestId | None:
         """Remove a request. Returns the waiting request that gets its place, if there is one."""
         self._order.remove(request)
         self.expect_no_verdict(request)
@@ -93,7 +93,7 @@ class Scheduler:
             return None
         return self._next_waiting()
 
-    def preempt(self, request: SequenceId, tokens: int) -> SequenceId | None:
+    def preempt(self, request: RequestId, tokens: int) -> RequestId | None:
         """A running request got `tokens` more. Returns the waiting request that takes the place if the turn is over."""
         self._running[request] += tokens
         if self._running[request] < self._turn or not self._waiting:
@@ -103,7 +103,7 @@ class Scheduler:
         self._waiting.append(request)
         return successor
 
-    def _next_waiting(self) -> SequenceId | None:
+    def _next_waiting(self) -> RequestId | None:
         if not self._waiting:
             return None
         successor = self._waiting.popleft()
@@ -113,11 +113,11 @@ class Scheduler:
     # Rounds -----------------------------------------------------------------------------------
 
     @property
-    def under_verification(self) -> frozenset[SequenceId]:
+    def under_verification(self) -> frozenset[RequestId]:
         """Requests whose trees are in the target's present forward."""
         return frozenset() if self._round is None else frozenset(self._round.under_verification)
 
-    def verdict_arrived(self, request: SequenceId, now: float) -> int | None:
+    def verdict_arrived(self, request: RequestId, now: float) -> int | None:
         """Note a verdict. Returns the width of its forward in tokens if it is the first verdict of that forward."""
         self._order.remove(request)
         self._order.append(request)
@@ -129,7 +129,7 @@ class Scheduler:
         self.expect_no_verdict(request)
         return width
 
-    def expect_no_verdict(self, request: SequenceId) -> None:
+    def expect_no_verdict(self, request: RequestId) -> None:
         """No verdict for this request will arrive in the present round."""
         if self._round is not None:
             self._round.under_verification.discard(request)
@@ -139,14 +139,14 @@ class Scheduler:
     def lose_target(self) -> None:
         self._round = self.wake_at = None
 
-    def schedule(self, requests: Mapping[SequenceId, Request], now: float) -> Schedule:
+    def schedule(self, requests: Mapping[RequestId, Request], now: float) -> Schedule:
         """Put the trees of the next forward under verification. None while the target is busy or waiting pays."""
         self.wake_at = None
         ready = [requests[id] for id in self._order if requests[id].phase is Phase.READY][:MAX_TREES]
         if self._busy(now) or not ready or self._prefill_first(requests, now):
             return Schedule([], [])
         trees: list[Verify] = []
-        awaited: list[tuple[SequenceId, int]] = []
+        awaited: list[tuple[RequestId, int]] = []
         decisions = self._decisions(ready, now)
         # A request that does not share this round would wait for a next one that begins before it is asked for.
         goes_on = len(decisions) == len(self._running) and all(
@@ -163,7 +163,7 @@ class Scheduler:
                     if steps is not None:
                         awaited.append((request.id, steps))
         if trees:
-            self._round = _Round({tree.sequence for tree in trees}, sum(len(tree.tokens) for tree in trees))
+            self._round = _Round({tree.request for tree in trees}, sum(len(tree.tokens) for tree in trees))
             self.wake_at = None
         return Schedule(trees, [] if trees else awaited)
 
@@ -193,7 +193,7 @@ class Scheduler:
         self.wake_at = self._round.deadline
         return True
 
-    def _prefill_first(self, requests: Mapping[SequenceId, Request], now: float) -> bool:
+    def _prefill_first(self, requests: Mapping[RequestId, Request], now: float) -> bool:
         """Whether a prompt that the target prefills delays the next round."""
         if not any(request.phase is Phase.PREFILLING for request in requests.values()):
             self._delayed_since = None
@@ -221,7 +221,7 @@ class Overdue(NamedTuple):
 class ResponseTimeouts:
     """Timeouts of the target's answers; none while no target is up."""
 
-    def __init__(self, requests: Mapping[SequenceId, Request], workers: WorkerRegistry) -> None:
+    def __init__(self, requests: Mapping[RequestId, Request], workers: WorkerRegistry) -> None:
         self._requests = requests
         self._workers = workers
 

@@ -9,7 +9,7 @@ from orchestrator.core.commands import Command, SendMessage
 from orchestrator.core.events import Arrived, Task, WorkerDown, WorkerUp
 from orchestrator.core.request import Request
 from protocol.contracts.engines import DraftModel, offered_engines
-from protocol.messages.base import Level, Role, SequenceId
+from protocol.messages.base import Level, RequestId, Role
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Output, Tap
 from protocol.messages.worker import Hello
 from protocol.shown_names import model_name
@@ -225,7 +225,7 @@ def lowers(level: Level, before: Level) -> bool:
 class FeatureRelay:
     """The target records the outputs that at least one of the drafts reads."""
 
-    def __init__(self, requests: Mapping[SequenceId, Request], workers: WorkerRegistry) -> None:
+    def __init__(self, requests: Mapping[RequestId, Request], workers: WorkerRegistry) -> None:
         self._requests = requests
         self._workers = workers
         self._recorded = Tap(())
@@ -253,7 +253,7 @@ class FeatureRelay:
 
     def relay(self, features: Features, readers: Iterable[int]) -> list[Command] | None:
         """Send features on to the drafts `readers`, unchanged; None if they belong to no tokens that are committed."""
-        request = self._requests.get(features.sequence)
+        request = self._requests.get(features.request)
         if request is None or features.round > request.round:
             return None
         if features.first + features.rows > request.position:

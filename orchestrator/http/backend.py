@@ -14,7 +14,7 @@ from orchestrator.api.pipeline import OrchestratorEnded
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.runtime.restarts import RestartPolicy
 from protocol.errors import PipelineError, blaming
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.client import PipelineState
 from protocol.messages.telemetry import TelemetryFrame
 
@@ -85,7 +85,7 @@ class PipelineBackend:
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> AsyncStream:
         return self._client.stream(prompt, params)
 
-    def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
+    def watch(self, sequence: RequestId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         return self._client.watch(sequence)
 
     def restarting(self) -> None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from orchestrator.http.errors import RETRY_SECONDS, ApiError, of_pipeline
 from orchestrator.http.generation import COMMENT, EventStream, frame
 from protocol.errors import PipelineError
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.client import PipelineState
 from protocol.messages.telemetry import TelemetryFrame
 from protocol.shown_names import model_name
@@ -107,7 +107,7 @@ T = TypeVar("T")
 
 
 class Watchable(Protocol):
-    def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]: ...
+    def watch(self, sequence: RequestId | None = None) -> AsyncGenerator[TelemetryFrame, None]: ...
 
 
 class Live:
@@ -142,7 +142,7 @@ class Live:
     def _leave(self) -> None:
         self._subscribers -= 1
 
-    async def _events(self, wanted: SequenceId | None) -> AsyncIterator[bytes]:
+    async def _events(self, wanted: RequestId | None) -> AsyncIterator[bytes]:
         yield frame(self._facts, "hello")
         sent: Condition | None = None
         while not self._stopped.is_set():
@@ -202,9 +202,9 @@ def _status(condition: Condition) -> dict[str, Any]:
     return content
 
 
-def _wanted(text: str | None) -> SequenceId | None:
+def _wanted(text: str | None) -> RequestId | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise ApiError(400, "`request` is the number of a request, as in telemetry frames.", param="request")
-    return SequenceId(int(text))
+    return RequestId(int(text))

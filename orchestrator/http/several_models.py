@@ -33,7 +33,7 @@ from orchestrator.http.server import OfferedModel
 from orchestrator.http.tokens import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from orchestrator.http.work import unless_gone
 from protocol.errors import PipelineError
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.telemetry import TelemetryFrame
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class LatestModel:
         latest = self._host.latest
         return Condition("loading", _NONE) if latest is None else await latest.server.health.check()
 
-    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
+    async def watch(self, sequence: RequestId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         latest = self._host.latest
         if latest is None:
             raise PipelineError(_NONE)

@@ -99,11 +99,11 @@ def target_steps(
         taken = []
         for _ in range(_WARM_UP + samples):
             if not verifying.has_room(width):
-                harness.send("target", Stop(verifying.start.sequence))
+                harness.send("target", Stop(verifying.start.request))
                 verifying = _verifying(harness, sequences)
             taken.append(_verify(harness, verifying, width))
         steps[width] = median(taken[_WARM_UP:])
-    harness.send("target", Stop(verifying.start.sequence))
+    harness.send("target", Stop(verifying.start.request))
     return steps
 
 
@@ -121,7 +121,7 @@ def _context_seconds(harness: WorkerHarness, sequences: RandomSequences, rate: f
         for verifying, times in zip(both, taken, strict=True):
             times.append(_verify(harness, verifying, 1))
     for verifying in both:
-        harness.send("target", Stop(verifying.start.sequence))
+        harness.send("target", Stop(verifying.start.request))
     short, long = (median(times[_WARM_UP:]) for times in taken)
     return max(0.0, long - short) / (tokens - PROMPT_TOKENS)
 
@@ -152,7 +152,7 @@ def draft_steps(
             grow = harness.await_message(Grow)
             if grow.evaluated == width:
                 taken.append(grow.seconds)
-            if growing.heard(grow.sequence, len(grow.tokens)):
+            if growing.heard(grow.request, len(grow.tokens)):
                 _begin(harness, growing)
         _end(harness, growing)
         steps[width] = median(taken[_WARM_UP:])
@@ -197,7 +197,7 @@ def overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: in
             case Grow() as grow:
                 if grow.evaluated == DRAFT_OVERLAP_WIDTH:
                     grown.append(grow.seconds)
-                if growing.heard(grow.sequence, len(grow.tokens)):
+                if growing.heard(grow.request, len(grow.tokens)):
                     _begin(harness, growing)
             case _:
                 pass
@@ -224,7 +224,7 @@ def _target_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterato
         start = sequences.start(min(_PROMPT_TOKENS, sequences.context // 2))
         harness.send("target", start)
         prefilled = harness.await_message(Prefilled)
-        harness.send("target", Stop(start.sequence))
+        harness.send("target", Stop(start.request))
         if repeat:
             yield prefilled.tokens / prefilled.seconds
 
@@ -235,9 +235,9 @@ def _draft_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterator
         start = sequences.start(min(_PROMPT_TOKENS, sequences.context // 2), BestFirst(width=1, fan=2))
         began = time.perf_counter()
         harness.send("draft", start)
-        grow = _first_of(harness, start.sequence)
+        grow = _first_of(harness, start.request)
         seconds = time.perf_counter() - began - grow.seconds
-        harness.send("draft", Stop(start.sequence))
+        harness.send("draft", Stop(start.request))
         if repeat:
             yield (len(start.tokens) - 1) / seconds
 
@@ -246,7 +246,7 @@ def _first_of(harness: WorkerHarness, sequence: int) -> Grow:
     """Skips late Grow messages of earlier sequences."""
     while True:
         grow = harness.await_message(Grow)
-        if grow.sequence == sequence:
+        if grow.request == sequence:
             return grow
 
 

@@ -15,7 +15,7 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.supervisor import Supervisor
 from protocol.errors import PipelineError
-from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Hello, Shutdown, Start, Stop, ToWorker, Verdict, Verify
@@ -37,12 +37,12 @@ class RandomSequences:
         self.context = hello.context
         self._vocabulary = hello.vocabulary
         self._random = np.random.default_rng(seed)
-        self._ids = map(SequenceId, count(1))
+        self._ids = map(RequestId, count(1))
 
     def start(self, tokens: int, plan: BestFirst | None = None) -> Start:
         """A new sequence of `tokens` tokens, the root included."""
         return Start(
-            sequence=next(self._ids),
+            request=next(self._ids),
             round=0,
             tokens=self.tokens(tokens),
             root=NodeId(int(self._random.integers(1 << 62))),
@@ -72,7 +72,7 @@ class VerifyLoad:
         """A chain of `width` tokens, root included."""
         tokens = (self._last, *self._questions.tokens(width - 1))
         parents = tuple(range(-1, width - 1))
-        self._asked = Verify(self.start.sequence, self._round, self._root, self._position, tokens, parents)
+        self._asked = Verify(self.start.request, self._round, self._root, self._position, tokens, parents)
         return self._asked
 
     def heard(self, verdict: Verdict) -> None:
@@ -90,21 +90,21 @@ class GrowthLoad:
     def __init__(self, sequences: RandomSequences, width: int) -> None:
         self._questions = sequences
         self._plan = BestFirst(width=width, fan=_FAN)
-        self._sequence: SequenceId | None = None
+        self._sequence: RequestId | None = None
         self._grown = 0
 
     def begin(self) -> list[Stop | Start]:
         """End the current sequence and start another."""
         old = self.end()
         start = self._questions.start(PROMPT_TOKENS, self._plan)
-        self._sequence, self._grown = start.sequence, 0
+        self._sequence, self._grown = start.request, 0
         return [*old, start]
 
     def end(self) -> list[Stop]:
         """End the current sequence."""
         return [] if self._sequence is None else [Stop(self._sequence)]
 
-    def heard(self, sequence: SequenceId, nodes: int) -> bool:
+    def heard(self, sequence: RequestId, nodes: int) -> bool:
         """Count new nodes of the current sequence; returns whether a new sequence must start."""
         if sequence == self._sequence:
             self._grown += nodes

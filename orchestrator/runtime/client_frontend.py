@@ -18,7 +18,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.telemetry import Subscribers
 from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.errors import InputError, PipelineError, blame_of, blaming
-from protocol.messages.base import MAX_CONTEXT, SequenceId
+from protocol.messages.base import MAX_CONTEXT, RequestId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Reading, Refused, Submit
 from protocol.messages.telemetry import FromClientOrSubscriber, Watch
 from protocol.transport import Stamp
@@ -50,7 +50,7 @@ class ClientFrontend:
         self._private = setup.address == Session(Path(setup.session)).client_address
         self._hub = Hub(context, setup.address, FromClientOrSubscriber, on_reject=self._reject_frame)
         self.socket = self._hub.socket
-        self._requests: dict[SequenceId, RequestState] = {}
+        self._requests: dict[RequestId, RequestState] = {}
         self._sequences = itertools.count(1)
         self.heard = time.monotonic()
         """When the last message came, or the last request ended."""
@@ -74,7 +74,7 @@ class ClientFrontend:
                 case Cancel(request):
                     for state in list(self._requests.values()):
                         if (state.peer, state.request) == (arrival.peer, request):
-                            yield Ended(state.sequence, "cancelled")
+                            yield Ended(state.id, "cancelled")
                 case Watch() as watch:
                     self._watch(arrival, watch)
                 case _:
@@ -82,7 +82,7 @@ class ClientFrontend:
 
     def emit(self, command: Emit) -> Ended | None:
         """Send committed tokens. Returns the end of the request if a stop string was found or the client is gone."""
-        state = self._requests[command.sequence]
+        state = self._requests[command.request]
         if state.stopped:
             return None
         output = replace(
@@ -90,24 +90,24 @@ class ClientFrontend:
             prompt_token_logprobs=command.prompt_token_logprobs,
         )
         if not self._hub.send(state.peer, output, state.stamp):
-            return Ended(command.sequence, "cancelled")
+            return Ended(command.request, "cancelled")
         if state.stopped:
-            return Ended(command.sequence, "stop", surplus=len(command.tokens) - len(output.tokens))
+            return Ended(command.request, "stop", surplus=len(command.tokens) - len(output.tokens))
         return None
 
     def tell_reading(self, command: TellReading) -> None:
-        state = self._requests[command.sequence]
+        state = self._requests[command.request]
         self._hub.send(state.peer, Reading(state.request, command.tokens, command.total), state.stamp)
 
     def finish(self, command: Finish) -> None:
-        state = self._requests.pop(command.sequence)
+        state = self._requests.pop(command.request)
         self.heard = time.monotonic()
         rest = state.rest()
         if rest is not None:
             self._hub.send(state.peer, rest, state.stamp)
         self._hub.send(state.peer, state.done(command.reason, command.statistics), state.stamp)
 
-    def refuse(self, sequence: SequenceId, error: PipelineError) -> None:
+    def refuse(self, sequence: RequestId, error: PipelineError) -> None:
         self._refuse(self._requests.pop(sequence), error)
 
     def refuse_all(self, error: PipelineError) -> None:
@@ -130,7 +130,7 @@ class ClientFrontend:
         self._hub.close(linger=200)
 
     def _submit(self, arrival: Arrival, submit: Submit) -> Iterable[Submitted]:
-        sequence = SequenceId(next(self._sequences))
+        sequence = RequestId(next(self._sequences))
         state = RequestState.open(sequence, arrival.peer, arrival.stamp, submit, self._codec)
         try:
             pipeline = self._state()

@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from protocol.errors import InputError
-from protocol.messages.base import Message, Role, SequenceId
+from protocol.messages.base import Message, RequestId, Role
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
 from protocol.security.private_files import open_private
 from protocol.worker.spans import ClockProbes, SpanKind, SpanRing
@@ -116,7 +116,7 @@ class Recording:
         self._grows: dict[int, int] = {}
         self._hellos: dict[int, Hello] = {}
         self._probes: dict[int, ClockProbes] = {}
-        self._target_free: dict[SequenceId, int] = {}
+        self._target_free: dict[RequestId, int] = {}
         """Since when the target has nothing to verify for a sequence; 0 until the end of the current step."""
 
     def now(self) -> int:
@@ -129,7 +129,7 @@ class Recording:
         now = self._ring.now()
         match message:
             case Verdict() | Prefilled():
-                self._target_free[message.sequence] = 0
+                self._target_free[message.request] = 0
                 self._keep(now, role, incarnation, message)
             case Grow():
                 self._grows[incarnation] = self._grows.get(incarnation, 0) + 1
@@ -158,14 +158,14 @@ class Recording:
             case Start() | Reroot():
                 self._keep(began, role, incarnation, message)
             case Stop():
-                self._target_free.pop(message.sequence, None)
+                self._target_free.pop(message.request, None)
         self._ring.add(SpanKind.MESSAGE, began, self._ring.now())
 
     def _record_verify(self, verify: Verify, began: int, role: Role, incarnation: int) -> None:
         self._keep(began, role, incarnation, verify)
-        since = self._target_free.pop(verify.sequence, 0)
+        since = self._target_free.pop(verify.request, 0)
         if since:
-            self._ring.add(SpanKind.WAIT, since, began, verify.sequence, verify.round)
+            self._ring.add(SpanKind.WAIT, since, began, verify.request, verify.round)
 
     def probe(self, incarnation: int) -> Ping | None:
         probes = self._probes.get(incarnation)

@@ -9,7 +9,7 @@ from orchestrator.core.request_stats import without_surplus
 from orchestrator.text.stop_scanner import AnswerStops
 from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
-from protocol.messages.base import SequenceId, Verification
+from protocol.messages.base import RequestId, Verification
 from protocol.messages.client import Done, Output, Statistics, Submit
 from protocol.messages.sampling import ModelSampling, TokenLogprob
 from protocol.transport import Stamp
@@ -19,7 +19,7 @@ from protocol.transport import Stamp
 class RequestState:
     """A request, its client, and the text that was sent so far."""
 
-    sequence: SequenceId
+    id: RequestId
     peer: bytes
     stamp: Stamp
     request: str
@@ -31,7 +31,7 @@ class RequestState:
     sent_tokens: int = 0
 
     @classmethod
-    def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "RequestState":
+    def open(cls, sequence: RequestId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "RequestState":
         return cls(
             sequence,
             peer,

@@ -16,7 +16,7 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.phases import Phase
 from orchestrator.core.request import Request
 from orchestrator.core.request_stats import RequestStats
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.telemetry import (
     MAX_CHARACTERS,
     MAX_DEPTHS,
@@ -77,7 +77,7 @@ class TelemetryRecorder:
         self._spans: deque[tuple[int, WorkSpan]] = deque(maxlen=2 * MAX_SPANS)
         self._verified: deque[tuple[int, VerifiedRound]] = deque(maxlen=2 * MAX_ROUNDS)
         self._ended: deque[tuple[int, FinishedRequest]] = deque(maxlen=MAX_ENDED)
-        self._outstanding: dict[SequenceId, tuple[Verify, TreeSnapshot]] = {}
+        self._outstanding: dict[RequestId, tuple[Verify, TreeSnapshot]] = {}
         """What is under verification, and the tree at the moment when it was sent."""
 
     def clear(self) -> None:
@@ -96,10 +96,10 @@ class TelemetryRecorder:
             for verify in _verifies(command):
                 self._record_verify(verify)
             if isinstance(command, Finish):
-                ended = FinishedRequest(sequence=command.sequence, end=now, statistics=command.statistics)
+                ended = FinishedRequest(request=command.request, end=now, statistics=command.statistics)
                 self._ended.append((self.serial, ended))
 
-    def frame(self, after: int, wanted: SequenceId | None, now: float) -> TelemetryFrame:
+    def frame(self, after: int, wanted: RequestId | None, now: float) -> TelemetryFrame:
         """What happened after the serial number `after`, and the present state; `wanted` is the request to select."""
         # A serial number of an earlier orchestrator process means nothing here.
         after = after if after <= self.serial else 0
@@ -125,11 +125,11 @@ class TelemetryRecorder:
     def _record_result(self, event: Arrived, commands: Items[Command], now: float) -> None:
         match event.message:
             case Grow() as growth if growth.evaluated:
-                self._record_span(event, "grow", growth.sequence, growth.seconds, growth.evaluated, now)
+                self._record_span(event, "grow", growth.request, growth.seconds, growth.evaluated, now)
             case Prefilled() as prefilled if prefilled.tokens:
-                self._record_span(event, "prefill", prefilled.sequence, prefilled.seconds, prefilled.tokens, now)
+                self._record_span(event, "prefill", prefilled.request, prefilled.seconds, prefilled.tokens, now)
             case Verdict() as verdict:
-                emitted = [one for one in commands if isinstance(one, Emit) and one.sequence == verdict.sequence]
+                emitted = [one for one in commands if isinstance(one, Emit) and one.request == verdict.request]
                 # A verdict without an Emit was stale: it committed nothing.
                 if emitted:
                     self._record_round(event, verdict, emitted[0], now)
@@ -137,21 +137,21 @@ class TelemetryRecorder:
                 pass
 
     def _record_verify(self, verify: Verify) -> None:
-        request = self._machine.requests.get(verify.sequence)
+        request = self._machine.requests.get(verify.request)
         if request is not None:
             tree = verification_snapshot(verify, request.tree, self._text)
-            self._outstanding[verify.sequence] = verify, tree
+            self._outstanding[verify.request] = verify, tree
 
     def _record_round(self, event: Arrived, verdict: Verdict, emit: Emit, now: float) -> None:
-        outstanding = self._outstanding.pop(verdict.sequence, None)
+        outstanding = self._outstanding.pop(verdict.request, None)
         if outstanding is None or outstanding[0].round != verdict.round:
             # The Verify was sent before recording began.
             return
         verify, tree = outstanding
         accepted = len(verdict.path)
-        self._record_span(event, "verify", verify.sequence, verdict.seconds, len(verify.tokens), now, accepted)
+        self._record_span(event, "verify", verify.request, verdict.seconds, len(verify.tokens), now, accepted)
         verified = VerifiedRound(
-            sequence=verify.sequence,
+            request=verify.request,
             round=verify.round,
             begin=now - min(verdict.seconds, _MAX_SECONDS),
             end=now,
@@ -168,7 +168,7 @@ class TelemetryRecorder:
         self,
         event: Arrived,
         kind: Literal["grow", "verify", "prefill"],
-        request: SequenceId,
+        request: RequestId,
         seconds: float,
         tokens: int,
         now: float,
@@ -178,7 +178,7 @@ class TelemetryRecorder:
             role=event.role,
             incarnation=event.incarnation,
             kind=kind,
-            sequence=request,
+            request=request,
             begin=now - min(seconds, _MAX_SECONDS),
             end=now,
             tokens=tokens,
@@ -188,7 +188,7 @@ class TelemetryRecorder:
 
     # The present state ------------------------------------------------------------------------
 
-    def _selected(self, wanted: SequenceId | None) -> Request | None:
+    def _selected(self, wanted: RequestId | None) -> Request | None:
         """The wanted request, or else the latest."""
         requests = self._machine.requests
         if wanted is not None and wanted in requests:
@@ -283,7 +283,7 @@ class Subscribers(Generic[Subscriber]):
             return []
         self._last_frame_at = now
         watches = [(subscriber, self._pending.pop(subscriber).watch) for subscriber in ready]
-        return [(subscriber, self._recorder.frame(watch.after, watch.sequence, now)) for subscriber, watch in watches]
+        return [(subscriber, self._recorder.frame(watch.after, watch.request, now)) for subscriber, watch in watches]
 
     def _due_at(self, pending: _Pending) -> float:
         changed = self._recorder.serial != pending.watch.after
@@ -301,7 +301,7 @@ def snapshot(request: Request, text: Callable[[int], str]) -> RequestSnapshot:
     if stats.decode_began_at is not None and stats.last_token_at is not None:
         decode_seconds = max(0.0, stats.last_token_at - stats.decode_began_at)
     return RequestSnapshot(
-        sequence=request.id,
+        request=request.id,
         round=request.round,
         last_tokens=tuple(text(token) for token in last_tokens),
         prompt_part=max(0, len(last_tokens) - (len(request.tokens) - len(request.task.tokens))),
@@ -336,7 +336,7 @@ def verification_snapshot(verify: Verify, tree: TokenTree, text: Callable[[int],
 
 
 def request_list(
-    requests: Mapping[SequenceId, Request], selected: Request | None, now: float
+    requests: Mapping[RequestId, Request], selected: Request | None, now: float
 ) -> tuple[RequestSummary, ...]:
     """The oldest requests, and the selected one."""
     listed = list(requests.values())[:MAX_REQUESTS]
@@ -344,7 +344,7 @@ def request_list(
         listed[-1] = selected
     return tuple(
         RequestSummary(
-            sequence=one.id,
+            request=one.id,
             name=one.task.name,
             phase=_PHASES[one.phase],
             generated_tokens=one.stats.generated,

@@ -11,7 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import MAX_CONTEXT, Round, WireSequence
+from protocol.messages.base import MAX_CONTEXT, Round, WireRequest
 from protocol.messages.features import FeatureBlock, FeatureForm, FeatureShipment
 from protocol.messages.remote import MAX_PAYLOAD
 
@@ -56,7 +56,7 @@ _CHECKSUM_BITS = (1 << 63) - 1
 
 
 def shipments(
-    sequence: WireSequence, round: Round, first: int, form: FeatureForm, element: ElementType, rows: Rows
+    sequence: WireRequest, round: Round, first: int, form: FeatureForm, element: ElementType, rows: Rows
 ) -> Iterator[FeatureShipment]:
     """The blocks of these rows, none larger than MAX_PAYLOAD. No block holds a row that is larger by itself: then
     there are none, and the draft goes on without features."""

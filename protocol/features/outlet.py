@@ -13,7 +13,7 @@ from protocol.errors import PipelineError
 from protocol.features.blocks import halved, shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import Round, SequenceId
+from protocol.messages.base import RequestId, Round
 from protocol.messages.features import FeatureForm, Features, FeatureShipment
 from protocol.messages.remote import MAX_PAYLOAD
 
@@ -51,20 +51,20 @@ class FeatureOutlet:
     form: FeatureForm
     most: int = UNDER_WAY
     """Blocks under way at once."""
-    _unsent: dict[SequenceId, _Unsent] = field(default_factory=dict)
+    _unsent: dict[RequestId, _Unsent] = field(default_factory=dict)
     _under_way: dict[float, int] = field(default_factory=dict)
     """Blocks by the number that acknowledges them."""
 
     def announce(self, message: Features) -> None:
         """A ring of this machine holds features. A ring that can't be read is ignored."""
-        unsent = self._unsent.get(message.sequence)
+        unsent = self._unsent.get(message.request)
         if unsent is None or unsent.ring.name != message.name:
-            self.forget(message.sequence)
+            self.forget(message.request)
             try:
                 ring = FeatureRing.attach(message.name)
             except PipelineError:
                 return
-            unsent = self._unsent[message.sequence] = _Unsent(ring, message.round, 0, 0)
+            unsent = self._unsent[message.request] = _Unsent(ring, message.round, 0, 0)
         unsent.round = message.round
         unsent.stop = max(unsent.stop, message.first + message.rows)
 
@@ -80,7 +80,7 @@ class FeatureOutlet:
             del self._under_way[each]
         return bool(answered)
 
-    def forget(self, sequence: SequenceId) -> None:
+    def forget(self, sequence: RequestId) -> None:
         """The reader is to get no more of this sequence."""
         unsent = self._unsent.pop(sequence, None)
         if unsent is not None:
@@ -94,7 +94,7 @@ class FeatureOutlet:
         for sequence, unsent in self._unsent.items():
             yield from self._blocks_of(sequence, unsent)
 
-    def _blocks_of(self, sequence: SequenceId, unsent: _Unsent) -> Iterator[FeatureShipment]:
+    def _blocks_of(self, sequence: RequestId, unsent: _Unsent) -> Iterator[FeatureShipment]:
         ring, form = unsent.ring, replace(self.form, projection=unsent.ring.form.projection)
         most = MAX_PAYLOAD // (form.elements * ElementType.FLOAT16.size) if self.form.reads(form) else 0
         while most:

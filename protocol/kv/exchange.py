@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from protocol.kv.arena import Arena, LayerRows
 from protocol.kv.arena_header import HEADER_BYTES, ArenaLayout
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import WireSequence
+from protocol.messages.base import WireRequest
 from protocol.messages.kv import KvForm, KvReference
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
 
@@ -27,7 +27,7 @@ def row_bytes(form: KvForm, element_bytes: int) -> int:
 
 
 def shipments(
-    sequence: WireSequence, attempt: int, begin: int, keys: LayerRows, values: LayerRows
+    sequence: WireRequest, attempt: int, begin: int, keys: LayerRows, values: LayerRows
 ) -> Iterator[Shipment]:
     """The blocks of one or more rows; `keys` and `values` hold (kv heads, rows, head size) for each layer."""
     layers = [*keys, *values]

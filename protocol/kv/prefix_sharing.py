@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from protocol.common_prefix import common_prefix
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 
 
 class ReusableKv(Protocol):
@@ -74,7 +74,7 @@ class LiveSequence(Protocol[_Kv]):
 class _Leader(NamedTuple):
     """An earlier sequence that prefills the first `shared` tokens."""
 
-    id: SequenceId
+    id: RequestId
     shared: int
 
 
@@ -92,7 +92,7 @@ class PrefixSharing(Generic[Kv]):
 
     def __init__(
         self,
-        live: Mapping[SequenceId, LiveSequence[Kv]],
+        live: Mapping[RequestId, LiveSequence[Kv]],
         limit: int,
         close: Callable[[Kv], None],
         pool: int | None = None,
@@ -105,7 +105,7 @@ class PrefixSharing(Generic[Kv]):
         self._pool = pool
         self._close = close
         self._cache: PrefixCache[Kv] = PrefixCache(limit, close)
-        self._leaders: dict[SequenceId, _Leader | None] = {}
+        self._leaders: dict[RequestId, _Leader | None] = {}
         """By sequence with tokens to prefill, in the order of arrival: the sequence that it waits for."""
 
     @property
@@ -170,7 +170,7 @@ class PrefixSharing(Generic[Kv]):
         """Free the KV of ended sequences. Returns whether there was any."""
         return self._cache.clear()
 
-    def next_prefill(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[Kv] | None]:
+    def next_prefill(self, waiting: Sequence[RequestId]) -> tuple[RequestId, Found[Kv] | None]:
         """The sequence to prefill next, and the KV that it waited for, if it waited.
 
         `waiting`: all live sequences with tokens to prefill, at least one, in the order of their turns. A sequence
@@ -183,7 +183,7 @@ class PrefixSharing(Generic[Kv]):
         sequence = self._live[id]
         return id, self.find(sequence.prefix, sequence.prefilled) if waited else None
 
-    def _update_leaders(self, waiting: Sequence[SequenceId]) -> None:
+    def _update_leaders(self, waiting: Sequence[RequestId]) -> None:
         for id, leader in self._leaders.items():
             if leader is not None and leader.id not in waiting:
                 # If the leader prefills again it may wait for this one, and two must not wait for each other.
@@ -193,7 +193,7 @@ class PrefixSharing(Generic[Kv]):
             if id not in self._leaders:
                 self._leaders[id] = self._leader(self._live[id])
 
-    def _waits(self, id: SequenceId) -> bool:
+    def _waits(self, id: RequestId) -> bool:
         leader = self._leaders[id]
         return leader is not None and leader.shared > 0 and self._live[leader.id].prefilled < leader.shared
 

@@ -35,7 +35,7 @@ MAX_EOS_TOKENS = 64
 """Most end-of-sequence tokens of a model."""
 LEAST_LOG_PROBABILITY = -9999.0
 """Lower log-probabilities are sent as this one: JSON has no infinity."""
-SequenceId = NewType("SequenceId", int)
+RequestId = NewType("RequestId", int)
 NodeId = NewType("NodeId", int)
 Token: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Position: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
@@ -46,7 +46,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
 ForwardWidth: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NODES + 1)]
 """Tokens of one forward, root included."""
 ForwardSeconds: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e4)]
-WireSequence: TypeAlias = Annotated[SequenceId, Meta(ge=0, lt=1 << 53)]
+WireRequest: TypeAlias = Annotated[RequestId, Meta(ge=0, lt=1 << 53)]
 WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
 Nodes: TypeAlias = Annotated[tuple[WireNode, ...], Meta(max_length=MAX_NODES)]
 TreeTokens: TypeAlias = Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_NODES)]

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import MAX_CONTEXT, ArenaName, Message, MessagePart, Position, Round, WireSequence
+from protocol.messages.base import MAX_CONTEXT, ArenaName, Message, MessagePart, Position, Round, WireRequest
 
 FINAL = -1
 """The last layer's output behind the final norm."""
@@ -92,7 +92,7 @@ class Features(Message, frozen=True):
     orchestrator sends it on to the drafts that read features.
     """
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     """That of the root behind these tokens; while the prompt is prefilled, that of the Start."""
     name: ArenaName
@@ -107,7 +107,7 @@ class FeatureBlock(Message, frozen=True):
     It replaces Features, since the ring is on another machine. The rows' bytes are in a second frame.
     """
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     """As that of Features."""
     first: Position

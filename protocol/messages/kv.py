@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from protocol.messages.base import MAX_CONTEXT, ArenaName, Message, MessagePart, Seconds, Token, WireSequence
+from protocol.messages.base import MAX_CONTEXT, ArenaName, Message, MessagePart, Seconds, Token, WireRequest
 
 
 class KvReference(MessagePart, frozen=True):
@@ -31,7 +31,7 @@ class KvOffer(Message, frozen=True):
     its own cache, which only its next incarnation can adopt.
     """
 
-    sequence: WireSequence
+    request: WireRequest
     name: ArenaName
     tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
     size: Annotated[int, Meta(ge=1, le=1 << 44)]

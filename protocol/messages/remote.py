@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import Count, Message, MessagePart, Role, Round, Seconds, ShortText, WireSequence
+from protocol.messages.base import Count, Message, MessagePart, Role, Round, Seconds, ShortText, WireRequest
 from protocol.messages.client import Refused
 from protocol.messages.features import FeatureBlock, ProjectionBlock
 from protocol.messages.worker import FromWorker
@@ -54,7 +54,7 @@ class KvBlock(Message, frozen=True):
     Blocks arrive in order: some rows of every layer's keys, then of every layer's values, then the next rows.
     """
 
-    sequence: WireSequence
+    request: WireRequest
     attempt: Round
     """That of the Prefill."""
     begin: Count

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import Message, MessagePart, PlainText, Probability, Role, Seconds, ShortText, WireSequence
+from protocol.messages.base import Message, MessagePart, PlainText, Probability, Role, Seconds, ShortText, WireRequest
 from protocol.messages.client import FromClient, Statistics, ToClient
 
 MAX_NODES = 48
@@ -40,7 +40,7 @@ class Watch(Message, frozen=True):
 
     after: Serial = 0
     """Serial of the subscriber's last frame."""
-    sequence: WireSequence | None = None
+    request: WireRequest | None = None
     """The request to show in detail; None, or a request that has ended, selects the latest."""
 
 
@@ -59,7 +59,7 @@ class TreeSnapshot(MessagePart, frozen=True, kw_only=True):
 class VerifiedRound(MessagePart, frozen=True, kw_only=True):
     """A round whose verdict has arrived."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: int
     begin: ClockTime
     end: ClockTime
@@ -82,7 +82,7 @@ class WorkSpan(MessagePart, frozen=True, kw_only=True):
     role: Role
     incarnation: int
     kind: Literal["grow", "verify", "prefill"]
-    sequence: WireSequence
+    request: WireRequest
     begin: ClockTime
     end: ClockTime
     tokens: int
@@ -94,7 +94,7 @@ class WorkSpan(MessagePart, frozen=True, kw_only=True):
 class FinishedRequest(MessagePart, frozen=True, kw_only=True):
     """A request that has ended."""
 
-    sequence: WireSequence
+    request: WireRequest
     end: ClockTime
     statistics: Statistics
 
@@ -116,7 +116,7 @@ class WorkerSummary(MessagePart, frozen=True, kw_only=True):
 class RequestSummary(MessagePart, frozen=True, kw_only=True):
     """A request in progress."""
 
-    sequence: WireSequence
+    request: WireRequest
     name: ShortText
     """By which its client knows it: that of `Submit`."""
     phase: Literal["waiting", "prefilling", "ready", "verifying"]
@@ -128,7 +128,7 @@ class RequestSummary(MessagePart, frozen=True, kw_only=True):
 class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
     """The selected request in its present state."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: int
     last_tokens: Annotated[tuple[TokenText, ...], Meta(max_length=MAX_NODES)]
     """The last committed tokens; the final one is the root."""

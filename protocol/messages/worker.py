@@ -30,7 +30,7 @@ from protocol.messages.base import (
     TreeTokens,
     Vocabulary,
     WireNode,
-    WireSequence,
+    WireRequest,
 )
 from protocol.messages.features import FeatureForm, Features, FeaturesTaken, ProjectionWanted, Tap, Taps
 from protocol.messages.kv import KvForm, KvOffer, KvReference, KvRelease
@@ -105,7 +105,7 @@ class Prefilled(Message, frozen=True):
     A draft sends it only after a Start that named an arena, to report the adoption.
     """
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     tokens: Count
     """Tokens that were evaluated for it (0 if all of them had KV)."""
@@ -143,7 +143,7 @@ class KvCut(Message, frozen=True):
 class Prefilling(Message, frozen=True):
     """The target has read a part of the committed tokens before the root of `round`."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     tokens: Count
     """Tokens that have KV now."""
@@ -153,7 +153,7 @@ class PromptLogprobs(Message, frozen=True):
     """How probable the target found tokens of the prompt, if the sampling asks for it. Sent before the Prefilled, in
     the prompt's order."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     first: Count
     """Tokens of the prompt that were told before: 0 stands for the prompt's second token, as nothing precedes the
@@ -165,7 +165,7 @@ class Grow(Message, frozen=True):
     """New tree nodes as flat parallel arrays: children of one parent in descending probability,
     parents before their children."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     """The round of the draft's root when the step began. The nodes may survive that root."""
     parents: Nodes
@@ -192,7 +192,7 @@ class Grow(Message, frozen=True):
 class Verdict(Message, frozen=True):
     """The target's answer to a Verify: the accepted path of the token tree, and the bonus token."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     path: Nodes
     """Accepted nodes below the root, top down."""
@@ -222,7 +222,7 @@ class Fault(Message, frozen=True):
     """lost: the sequence is unknown or at another round here, send Start; refused: this sequence, or this tree, can't
     be served; fatal: the worker ends."""
     text: PlainText
-    sequence: WireSequence | None = None
+    request: WireRequest | None = None
     nodes: Annotated[int, Meta(ge=0, le=MAX_NODES)] | None = None
     """If a target refuses a tree: the tree's nodes below the root. None if no tree is refused."""
 
@@ -241,7 +241,7 @@ class Pong(Message, frozen=True):
 class Start(Message, frozen=True):
     """Serve this sequence; its last token is the root."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_CONTEXT)]
     root: WireNode
@@ -264,7 +264,7 @@ class Start(Message, frozen=True):
 class Prefill(Message, frozen=True):
     """Evaluate these tokens and offer their KV, for a prefill worker."""
 
-    sequence: WireSequence
+    request: WireRequest
     tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_CONTEXT)]
     attempt: Round = 0
     """A worker that sends its KV over a network repeats it in every KvBlock."""
@@ -273,7 +273,7 @@ class Prefill(Message, frozen=True):
 class Reroot(Message, frozen=True):
     """A verdict was committed: `tokens` (accepted, then bonus) follow the old root at `position`."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     position: Position
     tokens: TreeTokens
@@ -289,7 +289,7 @@ class Reroot(Message, frozen=True):
 class Extend(Message, frozen=True):
     """A draft whose plan has `steps` may take up to so many steps below the root of `round`."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)]
 
@@ -297,7 +297,7 @@ class Extend(Message, frozen=True):
 class Verify(Message, frozen=True):
     """Evaluate this tree in one forward. Entry 0 is the root; parents come before children."""
 
-    sequence: WireSequence
+    request: WireRequest
     round: Round
     root: WireNode
     position: Position
@@ -321,7 +321,7 @@ class Forest(Message, frozen=True):
 class Stop(Message, frozen=True):
     """End this sequence."""
 
-    sequence: WireSequence
+    request: WireRequest
 
 
 class Ping(Message, frozen=True):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import FeatureShipment, ProjectionShipment
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Forest, Grow, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
@@ -48,7 +48,7 @@ class TracedWorker:
         self._worker = worker
         self._ring = ring
         self._grows = 0
-        self._prefilling: set[SequenceId] = set()
+        self._prefilling: set[RequestId] = set()
         """Sequences without a Prefilled; a draft never sends one."""
         self._silent: tuple[int, int] | None = None
         """Begin and end of the last unit of work, if it gave no reply: the next Verdict shows what it was."""
@@ -68,9 +68,9 @@ class TracedWorker:
             return
         self._record_step(message)
         if isinstance(message, Start):
-            self._prefilling.add(message.sequence)
+            self._prefilling.add(message.request)
         elif isinstance(message, Stop):
-            self._prefilling.discard(message.sequence)
+            self._prefilling.discard(message.request)
         began = self._ring.now()
         reply: WorkerReply | None = None
         width = _tokens_to_verify(message)
@@ -113,23 +113,23 @@ class TracedWorker:
         self._record_silent()
         match reply:
             case Verdict():
-                self._ring.add(SpanKind.VERIFY, began, end, reply.sequence, reply.round, width)
+                self._ring.add(SpanKind.VERIFY, began, end, reply.request, reply.round, width)
             case Prefilled():
-                self._prefilling.discard(reply.sequence)
-                self._ring.add(SpanKind.PREFILL, began, end, reply.sequence, reply.round, reply.tokens)
+                self._prefilling.discard(reply.request)
+                self._ring.add(SpanKind.PREFILL, began, end, reply.request, reply.round, reply.tokens)
             case KvOffer():
                 self._ring.add(SpanKind.TIDY, began, end)
             case Grow():
                 self._grows += 1
                 if reply.evaluated:
-                    self._ring.add(SpanKind.GROW, began, end, reply.sequence, reply.round, reply.evaluated, self._grows)
+                    self._ring.add(SpanKind.GROW, began, end, reply.request, reply.round, reply.evaluated, self._grows)
             case _:
                 pass
 
     def _record_rest(self, reply: WorkerReply | None, began: int) -> None:
         """Record the work after the last reply."""
         if isinstance(reply, Verdict | Prefilled):
-            self._ring.add(SpanKind.TIDY, began, self._ring.now(), reply.sequence, reply.round)
+            self._ring.add(SpanKind.TIDY, began, self._ring.now(), reply.request, reply.round)
 
     def _record_silent(self) -> None:
         """Record the last unit of work that gave no reply, unless it was the begin of a forward."""

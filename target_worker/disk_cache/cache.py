@@ -18,7 +18,7 @@ from protocol.errors import InputError
 from protocol.inference.device import compute
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.cache_files import CacheFiles, disk_cache_folder, touched
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS, DiskReading, KeptPrefixes, Piece, parts_name, sealed
 from target_worker.disk_cache.snapshot import CHUNK, CacheShape, FilePart, Snapshot, WindowChunk, resting_places, resume
 from target_worker.engine import TargetSequence
@@ -274,7 +274,7 @@ class DiskWork:
         self._disk = disk
         self._empty = empty
         self._clock = clock
-        self._waiting: dict[SequenceId, _Waiting] = {}
+        self._waiting: dict[RequestId, _Waiting] = {}
         self._turn = False
         """The last unit of work was the disk's."""
 
@@ -288,17 +288,17 @@ class DiskWork:
             return
         reading = self._disk.read(sequence.prefix, sequence.prefilled)
         if reading is not None:
-            self._waiting[sequence.start.sequence] = _Waiting(sequence, reading, self._clock())
+            self._waiting[sequence.start.request] = _Waiting(sequence, reading, self._clock())
 
-    def reads(self, id: SequenceId) -> bool:
+    def reads(self, id: RequestId) -> bool:
         return id in self._waiting
 
-    def discard(self, id: SequenceId) -> None:
+    def discard(self, id: RequestId) -> None:
         waiting = self._waiting.pop(id, None)
         if waiting is not None:
             waiting.reading.give_up()
 
-    def due(self) -> SequenceId | None:
+    def due(self) -> RequestId | None:
         """A sequence that waits no longer, because its files are read or late. `take_up` is to follow."""
         now = self._clock()
         for id, waiting in self._waiting.items():
@@ -306,7 +306,7 @@ class DiskWork:
                 return id
         return None
 
-    def take_up(self, id: SequenceId) -> None:
+    def take_up(self, id: RequestId) -> None:
         """Let the sequence begin with what was read."""
         sequence, reading, began = self._waiting.pop(id)
         assert self._disk is not None

@@ -7,7 +7,7 @@ import pytest
 
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
@@ -93,7 +93,7 @@ def batch(*tokens: int) -> Batch:
 
 
 def start(sequence: int, adopt: KvReference | None = None) -> Start:
-    return Start(SequenceId(sequence), 0, (1, 2, 3, 4), NodeId(7), SAMPLING, BestFirst(width=2, fan=2), adopt=adopt)
+    return Start(RequestId(sequence), 0, (1, 2, 3, 4), NodeId(7), SAMPLING, BestFirst(width=2, fan=2), adopt=adopt)
 
 
 def test_a_sequence_without_shared_kv_returns_a_warning():
@@ -150,5 +150,5 @@ def test_a_joint_engine_grows_several_trees_in_one_forward():
 
     grown = [reply for reply in worker.work() if isinstance(reply, Grow)]
 
-    assert [int(reply.sequence) for reply in grown] == [1, 2, 3]
+    assert [int(reply.request) for reply in grown] == [1, 2, 3]
     assert inner.together == [3]

@@ -14,7 +14,7 @@ from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Reroot, Start
@@ -26,7 +26,7 @@ from tests.support.paths import DEMO_DRAFT
 from tests.support.processing import processed
 
 DEMO = DEMO_DRAFT
-ONE, ROOT = SequenceId(1), NodeId(7)
+ONE, ROOT = RequestId(1), NodeId(7)
 PROMPT = tuple(random.Random(3).randrange(VOCABULARY) for _ in range(24))
 COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
 
@@ -112,7 +112,7 @@ def test_in_half_precision_it_hits_and_grows_alike_in_any_order_too(sampling: Sa
 def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
     plan, prompts = BestFirst(3, 3), [PROMPT, PROMPT[:9], PROMPT[4:]]
     starts = [
-        Start(SequenceId(id), 0, prompt, ROOT, sampling, plan)
+        Start(RequestId(id), 0, prompt, ROOT, sampling, plan)
         for id, (prompt, sampling) in enumerate(zip(prompts, [Sampling(), COUPLED, REJECTION], strict=True))
     ]
     together = DraftWorker(engine, lambda: 0.0)
@@ -126,7 +126,7 @@ def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
         worker = DraftWorker(engine, lambda: 0.0)
         list(worker.handle(start))
         alone: list[Grow] = []
-        mine = [reply for reply in replies if reply.sequence == start.sequence]
+        mine = [reply for reply in replies if reply.request == start.request]
         while len(alone) < len(mine):
             alone += [reply for reply in worker.work() if isinstance(reply, Grow)]
         assert [(reply.parents, reply.tokens) for reply in mine] == [(reply.parents, reply.tokens) for reply in alone]

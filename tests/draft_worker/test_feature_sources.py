@@ -14,7 +14,7 @@ from draft_worker.features import FeatureFeed, ReceivedBlocks, attached_ring
 from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import FeatureForm, Features, FeatureShipment
 from protocol.speculation.rolling_context import RollingContext
 
@@ -26,7 +26,7 @@ def rows(first: int, count: int) -> np.ndarray:
 
 
 def block(first: int, count: int, form: FeatureForm = FORM) -> FeatureShipment:
-    (shipment,) = shipments(SequenceId(1), 0, first, form, ElementType.FLOAT32, rows(first, count))
+    (shipment,) = shipments(RequestId(1), 0, first, form, ElementType.FLOAT32, rows(first, count))
     return shipment
 
 
@@ -114,7 +114,7 @@ class _Large:
 def test_states_beyond_half_precision_are_cut_before_any_engine_reads_them():
     engine: Any = SimpleNamespace(committed=2, staleness=2, unread=False, feed=Mock())
     feed = FeatureFeed(_Large.form, RollingContext(100), lambda: 0.0, lambda _: _Large())
-    feed.announce(Features(SequenceId(1), 0, "ring", 0, 2))
+    feed.announce(Features(RequestId(1), 0, "ring", 0, 2))
 
     feed.feed(engine, 2)
 

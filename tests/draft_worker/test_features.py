@@ -13,7 +13,7 @@ from draft_worker.sequence import AcceptanceCheck
 from draft_worker.worker import DraftWorker
 from protocol.features.blocks import shipments
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.features import Features
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
@@ -25,7 +25,7 @@ from protocol.worker.pacing import DevicePace, Pacer
 from tests.support.conditioned_draft import FORM, ConditionedEngine, ConditionedFake, FakeRing, features
 from tests.support.fake_draft import VOCABULARY, oracle
 
-ONE, TWO = SequenceId(1), SequenceId(2)
+ONE, TWO = RequestId(1), RequestId(2)
 ROOT = NodeId(1000)
 PROMPT = tuple(token % VOCABULARY for token in range(3, 45))
 LONG = tuple(token * 7 % VOCABULARY for token in range(900))

@@ -6,7 +6,7 @@ from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.grammar import Grammar
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
@@ -18,7 +18,7 @@ from tests.support.models.tiny_models import VOCABULARY, network
 from tests.support.models.tokenizer_files import END, ids, write_tokenizer
 from tests.target_worker.test_logits_processors import PROMPT, ROOT, SAMPLINGS, expected
 
-ONE = SequenceId(1)
+ONE = RequestId(1)
 PLAN = BestFirst(width=4, fan=3)
 
 

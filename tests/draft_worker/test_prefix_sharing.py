@@ -9,7 +9,7 @@ from draft_worker.engine import Batch, Engine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.random import RandomEngine
 from draft_worker.worker import DraftWorker
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Reroot, Start, Stop
@@ -30,7 +30,7 @@ def drafting(prefix_cache: int, engine: Engine | None = None) -> DraftWorker:
 
 
 def start(tokens: Iterable[int], sequence: int = 1) -> Start:
-    return Start(SequenceId(sequence), 0, tuple(tokens), ROOT, Sampling(seed=sequence), PLAN)
+    return Start(RequestId(sequence), 0, tuple(tokens), ROOT, Sampling(seed=sequence), PLAN)
 
 
 def said(worker: DraftWorker, *messages: Start | Reroot | Stop, units: int = 12) -> list[WorkerReply]:
@@ -49,8 +49,8 @@ def growth(replies: Sequence[WorkerReply]) -> dict[tuple[int, NodeId], tuple]:
     found: dict[tuple[int, NodeId], tuple] = {}
     for grow in grows:
         for parent, token, probability in zip(grow.parents, grow.tokens, grow.probabilities, strict=True):
-            known = found.get((grow.sequence, parent), ())
-            found[grow.sequence, parent] = (*known, (token, probability))
+            known = found.get((grow.request, parent), ())
+            found[grow.request, parent] = (*known, (token, probability))
     return found
 
 
@@ -70,10 +70,10 @@ def test_random_turns_and_edits_change_no_growth(seed: int):
         root = ROOT
         for token in tokens:
             root = node_id(root, token)
-        messages.append(Reroot(SequenceId(turn), 1, len(prompt) - 1, tokens, root, missed=True))
+        messages.append(Reroot(RequestId(turn), 1, len(prompt) - 1, tokens, root, missed=True))
         live.append(turn)
         if chance.random() < 0.7:
-            messages.append(Stop(SequenceId(live.pop(chance.randrange(len(live))))))
+            messages.append(Stop(RequestId(live.pop(chance.randrange(len(live))))))
         one, other = growth(said(reusing, *messages)), growth(said(anew, *messages))
         shared = one.keys() & other.keys()
         assert shared
@@ -89,7 +89,7 @@ def test_a_conversation_is_prefilled_once():
     worker = drafting(10_000, engine)
     prompt = list(PROMPT)
     for turn in range(1, 6):
-        said(worker, start(prompt, turn), Stop(SequenceId(turn)))
+        said(worker, start(prompt, turn), Stop(RequestId(turn)))
         prompt += random.Random(turn).choices(range(VOCABULARY), k=40)
 
     assert len(engine.opened) == 1
@@ -99,10 +99,10 @@ def test_a_conversation_is_prefilled_once():
 
 def test_reused_tokens_are_reported_before_the_first_growth():
     worker = drafting(10_000)
-    said(worker, start(PROMPT), Stop(SequenceId(1)))
+    said(worker, start(PROMPT), Stop(RequestId(1)))
     first, second, *_ = said(worker, start([*PROMPT, *PROMPT[:40]], 2))
 
-    assert first == Prefilled(SequenceId(2), 0, 40, 0.0, 89)
+    assert first == Prefilled(RequestId(2), 0, 40, 0.0, 89)
     assert isinstance(second, Grow)
 
 
@@ -144,7 +144,7 @@ def test_the_common_prefix_of_simultaneous_prompts_is_prefilled_once():
     assert {id for id, _ in found} == {1, 2, 3, 4}
     assert all(expected[key] == found[key] for key in found.keys() & expected.keys())
     assert prefilled(engine) <= 399 + 39 + 399
-    adopted = {int(reply.sequence): reply.adopted for reply in replies if isinstance(reply, Prefilled)}
+    adopted = {int(reply.request): reply.adopted for reply in replies if isinstance(reply, Prefilled)}
     assert adopted.keys() == {2, 3}
     assert adopted[2] >= 200
     # The last tokens of a prompt, up to 16, are evaluated with its root, and not prefilled.

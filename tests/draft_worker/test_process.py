@@ -8,7 +8,7 @@ import pytest
 from draft_worker.__main__ import open_engine
 from draft_worker.engines.mlx import MlxEngine
 from protocol.inference import device
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Grow, Hello, Shutdown, Start
@@ -18,7 +18,7 @@ from tests.support.paths import DEMO_DRAFT
 from tests.support.worker_process import running
 
 START = Start(
-    SequenceId(1), 0, (5, 6, 7, 8, 9, 5, 6, 7), NodeId(3), Sampling(temperature=1.0), BestFirst(width=2, fan=2)
+    RequestId(1), 0, (5, 6, 7, 8, 9, 5, 6, 7), NodeId(3), Sampling(temperature=1.0), BestFirst(width=2, fan=2)
 )
 
 

@@ -20,7 +20,7 @@ from protocol.contracts.drafters.description import Eagle3Form
 from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection
 from protocol.messages.sampling import Sampling
 from protocol.speculation.rolling_context import RollingContext
@@ -135,7 +135,7 @@ RAW, OTHER = FeatureForm((1, 4), 4), FeatureForm((1, 4), 4, Projection(3, 6))
 
 def block(first: int, count: int, form: FeatureForm) -> FeatureShipment:
     rows = np.full((count, form.elements), first, np.float16)
-    (shipment,) = shipments(SequenceId(1), 0, first, form, ElementType.FLOAT16, rows)
+    (shipment,) = shipments(RequestId(1), 0, first, form, ElementType.FLOAT16, rows)
     return shipment
 
 
@@ -172,7 +172,7 @@ def test_rows_that_another_drafters_matrix_made_are_never_fed(form: FeatureForm,
     ring.write(0, np.ones((6, form.elements), np.float16))
     engine: Any = _Engine(6)
     feed = FeatureFeed(OWN, RollingContext(100), lambda: 0.0, FeatureRing.attach)
-    feed.announce(Features(SequenceId(1), 0, ring.name, 0, 6))
+    feed.announce(Features(RequestId(1), 0, ring.name, 0, 6))
     feed.feed(engine, 6)
     feed.close()
     ring.unlink()

@@ -11,7 +11,7 @@ from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
@@ -25,7 +25,7 @@ from tests.support.models.tiny_models import VOCABULARY as TINY_VOCABULARY
 from tests.support.models.tiny_models import stock_logits
 
 CONTEXTS = (4, 8, 32, 96, 2048)
-ONE = SequenceId(1)
+ONE = RequestId(1)
 ARENA = "lp-" + "a" * 20
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from draft_worker.worker import DraftWorker
-from protocol.messages.base import MAX_NODES, NodeId, SequenceId
+from protocol.messages.base import MAX_NODES, NodeId, RequestId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, Grow, Reroot, Start, Stop
@@ -15,7 +15,7 @@ from protocol.speculation.token_tree import Node, TokenTree, node_id
 from protocol.worker.interface import WorkerReply
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
 
-ONE, TWO = SequenceId(1), SequenceId(2)
+ONE, TWO = RequestId(1), RequestId(2)
 ROOT = NodeId(1000)
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -48,7 +48,7 @@ class Bench:
     def rows(self) -> FakeSequence:
         return self.engine.opened[-1]
 
-    def start(self, sequence: SequenceId = ONE) -> Start:
+    def start(self, sequence: RequestId = ONE) -> Start:
         return Start(sequence, self.round, tuple(self.tokens), self.root, Sampling(), self.plan)
 
     def tell(self, message: Start | Reroot | Stop | Extend) -> list[WorkerReply]:
@@ -92,7 +92,7 @@ def test_the_first_growth_is_what_follows_the_prompt():
     (grow,) = grows(bench.work())
     expected = oracle(PROMPT, 3)
 
-    assert (grow.sequence, grow.round, grow.parents) == (ONE, 0, (ROOT,) * 3)
+    assert (grow.request, grow.round, grow.parents) == (ONE, 0, (ROOT,) * 3)
     assert (list(grow.tokens), list(grow.probabilities)) == (expected.tokens, expected.probabilities)
 
 
@@ -244,7 +244,7 @@ UNKNOWN = Reroot(TWO, 1, 4, (5,), NodeId(1), False)
 def test_a_re_root_that_does_not_follow_is_lost(message: Reroot):
     fault = only_fault(Bench().tell(message))
 
-    assert (fault.kind, fault.sequence) == ("lost", message.sequence)
+    assert (fault.kind, fault.request) == ("lost", message.request)
 
 
 def test_a_start_restores_a_lost_sequence():
@@ -319,7 +319,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_in_a_start_and_in_a_re_root(st
     message = bench.reroot(VOCABULARY)
     fault = only_fault(bench.tell(bench.start() if start else message))
 
-    assert (fault.kind, fault.sequence) == ("refused", ONE)
+    assert (fault.kind, fault.request) == ("refused", ONE)
     assert str(VOCABULARY) in fault.text
     assert not bench.worker.has_work
 
@@ -346,7 +346,7 @@ def test_a_parked_sequence_leaves_its_turn_to_others():
     bench = Bench(Chain(1))
     bench.plan = BestFirst(width=1, fan=1)
     bench.tell(bench.start(TWO))
-    order = [grow.sequence for _ in range(4) for grow in grows(bench.worker.work())]
+    order = [grow.request for _ in range(4) for grow in grows(bench.worker.work())]
 
     assert order == [ONE, TWO, TWO, TWO]
 

@@ -122,9 +122,9 @@ def guesses(journal: Path) -> dict[int, tuple[int, ...]]:
     """By sequence and round: the position of the root."""
     for each in messages(journal):
         if isinstance(each, Features):
-            roots[each.sequence, each.round] = each.first + each.rows
-        elif isinstance(each, Grow) and each.staleness == 0 and (each.sequence, each.round) in roots:
-            found.setdefault(roots[each.sequence, each.round], each.tokens)
+            roots[each.request, each.round] = each.first + each.rows
+        elif isinstance(each, Grow) and each.staleness == 0 and (each.request, each.round) in roots:
+            found.setdefault(roots[each.request, each.round], each.tokens)
     return found
 
 

@@ -47,7 +47,7 @@ ROUNDS = """(() => {
   const paint = paintRequest;
   paintRequest = () => {
     paint();
-    if (!telemetry.runs(telemetry.shown?.sequence) || !tree.drawn) return;
+    if (!telemetry.runs(telemetry.shown?.request) || !tree.drawn) return;
     const words = [$("words"), $("tree-words")].map((each) => each.textContent);
     const request = /Request (\\d+) /.exec(words[0])[1];
     const rounds = [/ in (\\d+) rounds?/.exec(words[0]), /Round (\\d+) of/.exec(words[1])].map((found) => found[1]);
@@ -502,7 +502,7 @@ def test_a_page_outlives_its_server(chromium: Browser):
         chromium.until("$('status').dataset.is === 'ok'", SECONDS)
         # The last picture stays until another server's request is shown.
         chromium.until("telemetry.rounds.length === 0")
-        assert chromium.value("tree.drawn.sequence === telemetry.shown.sequence")
+        assert chromium.value("tree.drawn.request === telemetry.shown.request")
         chromium.value("$('max-tokens').value = 8")
         press(chromium, "Regenerate")
         chromium.until("document.querySelector('.turn .after')?.textContent.startsWith('Ended')")

@@ -18,7 +18,7 @@ from orchestrator.runtime.hub import Hub
 from protocol.errors import InputError, WireError
 from protocol.features.blocks import shipments
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import VERSION, NodeId, SequenceId
+from protocol.messages.base import VERSION, NodeId, RequestId
 from protocol.messages.client import Cancel, FromClient, Submit, ToClient
 from protocol.messages.features import FeatureBlock, FeatureForm
 from protocol.messages.sampling import RequestedSampling, Sampling, TokenLogprob
@@ -47,16 +47,16 @@ NODES = (NodeId(1), NodeId(2))
 HELLO = Hello("draft", "mlx", "m", "llama", 32, 64, "t", "cpu", 1, costs=((1, 0.02), (5, 0.03)))
 MESSAGES: list[tuple[Any, Any]] = [
     (HELLO, FromWorker),
-    (Prefilled(SequenceId(1), 0, 5, 0.5), FromWorker),
-    (PromptLogprobs(SequenceId(1), 0, 5, (TokenLogprob(-0.5, ((3, -0.5), (4, -1.0))),)), FromWorker),
-    (Grow(SequenceId(1), 2, NODES, (3, 4), (0.5, 0.25), 2, 0.1), FromWorker),
-    (Verdict(SequenceId(1), 2, NODES, 9, 0.1), FromWorker),
-    (Fault("lost", "gone", SequenceId(1)), FromWorker),
+    (Prefilled(RequestId(1), 0, 5, 0.5), FromWorker),
+    (PromptLogprobs(RequestId(1), 0, 5, (TokenLogprob(-0.5, ((3, -0.5), (4, -1.0))),)), FromWorker),
+    (Grow(RequestId(1), 2, NODES, (3, 4), (0.5, 0.25), 2, 0.1), FromWorker),
+    (Verdict(RequestId(1), 2, NODES, 9, 0.1), FromWorker),
+    (Fault("lost", "gone", RequestId(1)), FromWorker),
     (Pong(1.5), FromWorker),
-    (Start(SequenceId(1), 0, (1, 2, 3), NodeId(5), Sampling(temperature=0.5, logit_bias=((1, 2.0),))), ToWorker),
-    (Reroot(SequenceId(1), 1, 4, (5, 6), NodeId(7), missed=True), ToWorker),
-    (Verify(SequenceId(1), 1, NodeId(7), 6, (6, 1), (-1, 0)), ToWorker),
-    (Stop(SequenceId(1)), ToWorker),
+    (Start(RequestId(1), 0, (1, 2, 3), NodeId(5), Sampling(temperature=0.5, logit_bias=((1, 2.0),))), ToWorker),
+    (Reroot(RequestId(1), 1, 4, (5, 6), NodeId(7), missed=True), ToWorker),
+    (Verify(RequestId(1), 1, NodeId(7), 6, (6, 1), (-1, 0)), ToWorker),
+    (Stop(RequestId(1)), ToWorker),
     (Submit("r", "text", None, RequestedSampling(), 5, ("stop",)), FromClient),
     (Cancel("r"), FromClient),
 ]
@@ -99,7 +99,7 @@ BROKEN: dict[str, bytes] = {
     "no such type": frame([VERSION, 7, 3, {"type": "bomb"}]),
     "an unknown field": frame([VERSION, 7, 3, body(Ping(1.0)) | {"more": 1}]),
     "a missing field": frame([VERSION, 7, 3, {"type": "ping"}]),
-    "a negative token": frame([VERSION, 7, 3, body(Stop(SequenceId(-1)))]),
+    "a negative token": frame([VERSION, 7, 3, body(Stop(RequestId(-1)))]),
     "binary": frame([VERSION, 7, 3, {"type": "ping", "sent": b"1"}]),
     "an extension type": frame([VERSION, 7, 3, {"type": "ping", "sent": msgpack.ExtType(5, b"x")}]),
     "a timestamp": frame([VERSION, 7, 3, {"type": "ping", "sent": msgpack.Timestamp(1)}]),
@@ -122,10 +122,10 @@ def test_another_version_says_what_to_do():
         decode(BROKEN["another version"], ToWorker)
 
 
-HELLO_BODY, START = body(HELLO), body(Start(SequenceId(1), 0, (1,), NodeId(5), Sampling()))
-GROW = body(Grow(SequenceId(1), 0, (NodeId(1),), (2,), (1.0,), 1, 0.1))
-PREFILLED, VERDICT = body(Prefilled(SequenceId(1), 0, 1, 0.1)), body(Verdict(SequenceId(1), 0, (), 1, 0.1))
-VERIFY = body(Verify(SequenceId(1), 1, NodeId(7), 6, (6,), (-1,)))
+HELLO_BODY, START = body(HELLO), body(Start(RequestId(1), 0, (1,), NodeId(5), Sampling()))
+GROW = body(Grow(RequestId(1), 0, (NodeId(1),), (2,), (1.0,), 1, 0.1))
+PREFILLED, VERDICT = body(Prefilled(RequestId(1), 0, 1, 0.1)), body(Verdict(RequestId(1), 0, (), 1, 0.1))
+VERIFY = body(Verify(RequestId(1), 1, NodeId(7), 6, (6,), (-1,)))
 OUT_OF_BOUNDS: dict[str, tuple[Any, Any]] = {
     "more nodes than a tree may have": (VERIFY | {"tokens": [6] * 1025}, ToWorker),
     "a path of too many nodes": (VERDICT | {"path": [1] * 1025}, FromWorker),
@@ -309,7 +309,7 @@ def test_a_link_drops_and_counts_what_breaks_the_protocol(ends: Ends):
 
 def test_features_arrive_with_their_bytes_in_order(ends: Ends):
     form = FeatureForm((1,), 2)
-    (shipment,) = shipments(SequenceId(1), 0, 5, form, ElementType.FLOAT32, np.ones((3, 2), np.float32))
+    (shipment,) = shipments(RequestId(1), 0, 5, form, ElementType.FLOAT32, np.ones((3, 2), np.float32))
     assert ends.hub.ship(ends.peer, shipment, Stamp(8, 3))
     assert ends.hub.ship(ends.peer, shipment, STAMP)
     assert ends.hub.send(ends.peer, Ping(1.0), STAMP)
@@ -321,7 +321,7 @@ def test_features_arrive_with_their_bytes_in_order(ends: Ends):
 
 
 def test_a_block_without_bytes_and_bytes_without_a_block_break_the_protocol(ends: Ends):
-    block = FeatureBlock(SequenceId(1), 0, 0, 1, FeatureForm((1,), 2), 1, 0)
+    block = FeatureBlock(RequestId(1), 0, 0, 1, FeatureForm((1,), 2), 1, 0)
     ends.hub.socket.send_multipart([ends.peer, encode(block, STAMP)])
     ends.hub.socket.send_multipart([ends.peer, encode(Ping(1.0), STAMP), b"more"])
     ends.hub.socket.send_multipart([ends.peer, encode(block, STAMP), b"more", b"more"])
@@ -332,7 +332,7 @@ def test_a_block_without_bytes_and_bytes_without_a_block_break_the_protocol(ends
 
 
 def test_nothing_is_sent_to_an_unknown_peer(ends: Ends):
-    (shipment,) = shipments(SequenceId(1), 0, 5, FeatureForm((1,), 2), ElementType.FLOAT32, np.ones((3, 2), np.float32))
+    (shipment,) = shipments(RequestId(1), 0, 5, FeatureForm((1,), 2), ElementType.FLOAT32, np.ones((3, 2), np.float32))
 
     assert not ends.hub.ship(b"nobody", shipment, STAMP)
     assert not ends.hub.send(b"nobody", Ping(1.0), STAMP)

@@ -16,7 +16,7 @@ import zmq
 
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker, Verdict
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import node_id
@@ -51,9 +51,9 @@ class Guesser:
         self._guess = guess
         self._follows = follows
         self._source = random.Random(1)
-        self._roots: dict[SequenceId, tuple[int, NodeId, int]] = {}
+        self._roots: dict[RequestId, tuple[int, NodeId, int]] = {}
         """Round, id and token of each sequence's root."""
-        self._due: list[SequenceId] = []
+        self._due: list[RequestId] = []
 
     def hello(self) -> Hello:
         return Hello("draft", "faulty", "faulty", "none", VOCABULARY, 1 << 20, "", "none", os.getpid())
@@ -61,8 +61,8 @@ class Guesser:
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
         match message:
             case Start() | Reroot():
-                self._roots[message.sequence] = (message.round, message.root, message.tokens[-1])
-                self._due.append(message.sequence)
+                self._roots[message.request] = (message.round, message.root, message.tokens[-1])
+                self._due.append(message.request)
             case Stop(sequence):
                 self._roots.pop(sequence, None)
                 self._due = [due for due in self._due if due != sequence]
@@ -75,7 +75,7 @@ class Guesser:
     def work(self) -> Iterator[FromWorker]:
         yield self._growth(self._due.pop(0), _DEPTH)
 
-    def _growth(self, sequence: SequenceId, depth: int) -> Grow:
+    def _growth(self, sequence: RequestId, depth: int) -> Grow:
         round, id, token = self._roots[sequence]
         parents, tokens, claims = [], [], []
         for _ in range(depth):
@@ -141,7 +141,7 @@ class Forger(Guesser):
         self._raw.send_multipart([b"several", b"frames"])
         self._other_life.send(Verdict(sequence, round, (), 1, 0.001))
         yield Verdict(sequence, round, (), 2, 0.001)
-        yield Grow(SequenceId(999), round, (root,), (token,), (1.0,), 1, 1e6)
+        yield Grow(RequestId(999), round, (root,), (token,), (1.0,), 1, 1e6)
         yield Grow(sequence, round, (NodeId(5),), (token,), (0.0,), 1 << 40, 1e6)
         yield from super().work()
         if self._source.random() < 0.2:

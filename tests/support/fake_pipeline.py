@@ -8,7 +8,7 @@ from typing import Literal
 from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.api.sampling import SamplingParams
 from protocol.errors import PipelineError
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.client import PipelineState, Statistics
 from protocol.messages.telemetry import TelemetryFrame
 
@@ -99,12 +99,12 @@ class FakePipeline:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     frames: Sequence[TelemetryFrame | PipelineError] = ()
-    watched: list[SequenceId | None] = field(default_factory=list)
+    watched: list[RequestId | None] = field(default_factory=list)
 
     async def state(self) -> PipelineState | None:
         return self.condition
 
-    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
+    async def watch(self, sequence: RequestId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         """Its frames, then nothing for ever."""
         self.watched.append(sequence)
         for frame in self.frames:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
@@ -15,7 +15,7 @@ from protocol.sampling.logits_processors import LogitsProcessors
 def processors(sampling: Sampling, tokens: Sequence[int] = (0,), prompt: int | None = None) -> LogitsProcessors | None:
     """Of a request without a grammar whose root is the last of `tokens`; all of them are the prompt unless said."""
     start = Start(
-        SequenceId(1), 0, tuple(tokens), NodeId(1), sampling, prompt_tokens=len(tokens) if prompt is None else prompt
+        RequestId(1), 0, tuple(tokens), NodeId(1), sampling, prompt_tokens=len(tokens) if prompt is None else prompt
     )
     return LogitsProcessors.wanted(start, Grammars(Path(), 1))
 

@@ -38,9 +38,9 @@ class RecordingTarget(ModelledTarget):
     def _followed(self, reply: FromWorker) -> tuple[FromWorker, ...]:
         if not isinstance(reply, Verdict) or not self.recorded:
             return (reply,)
-        round, position = self.root(reply.sequence)
+        round, position = self.root(reply.request)
         rows = len(reply.path) + 1
-        return reply, Features(reply.sequence, round, RING, position - rows, rows)
+        return reply, Features(reply.request, round, RING, position - rows, rows)
 
 
 def reading(draft: ModelledDraft, form: FeatureForm | None) -> ModelledDraft:

@@ -11,13 +11,13 @@ from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker
 from orchestrator.lab.simulate.workers import modelled_workers
-from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.client import Statistics
 from protocol.messages.worker import FromWorker, ToWorker, Verdict
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 
-ONE, TWO, THREE = SequenceId(1), SequenceId(2), SequenceId(3)
+ONE, TWO, THREE = RequestId(1), RequestId(2), RequestId(3)
 CONTEXT = 400
 LANGUAGE = ModelledLanguage(AcceptanceModel(accept=0.7), seed=1, prompt_tokens=3)
 TARGET = DevicePace(steps=((1, 0.011), (17, 0.027)), prefill_rate=1000.0)
@@ -73,7 +73,7 @@ class ScriptedSimulation(Simulation):
         while self.advance():
             pass
 
-    def statistics(self, sequence: SequenceId = ONE) -> Statistics:
+    def statistics(self, sequence: RequestId = ONE) -> Statistics:
         """Of a request that has ended."""
         statistics = self.clients[sequence].statistics
         assert statistics is not None
@@ -122,4 +122,4 @@ def rounds(simulation: Simulation) -> list[tuple[int, int, int]]:
     """The rounds in order: sequence, accepted tokens, bonus token. The simulation keeps its whole history."""
     events: list[Event] = [event for _, event, _ in simulation.history]
     verdicts = [event.message for event in events if isinstance(event, Arrived) and isinstance(event.message, Verdict)]
-    return [(verdict.sequence, len(verdict.path), verdict.bonus) for verdict in verdicts]
+    return [(verdict.request, len(verdict.path), verdict.bonus) for verdict in verdicts]

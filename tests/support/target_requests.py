@@ -27,7 +27,7 @@ class Request:
 
     def __init__(self, worker: Any, start: Start) -> None:
         self.worker = worker
-        self.sequence, self.round, self.root = start.sequence, start.round, start.root
+        self.sequence, self.round, self.root = start.request, start.round, start.root
         self.prompt, self.tokens, self.ends = start.tokens, list(start.tokens), start.eos_tokens
         self.offers: list[KvOffer] = []
         self.replies = self.ask(start)
@@ -49,7 +49,7 @@ class Request:
 
     def fold(self, verify: Verify, replies: Iterable[FromWorker]) -> Verdict:
         """Commit what the verdict among the replies accepts."""
-        (verdict,) = (each for each in replies if isinstance(each, Verdict) and each.sequence == self.sequence)
+        (verdict,) = (each for each in replies if isinstance(each, Verdict) and each.request == self.sequence)
         ids = [verify.root]
         for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
             ids.append(node_id(ids[parent], token))

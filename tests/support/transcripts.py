@@ -117,7 +117,7 @@ def _order(message: ToWorker) -> str:
         case Verify(sequence, round):
             return f"verify {sequence}, round {round}: {len(message.tokens) - 1} nodes"
         case Forest(trees):
-            return "verify together: " + ", ".join(f"{tree.sequence} ({len(tree.tokens) - 1})" for tree in trees)
+            return "verify together: " + ", ".join(f"{tree.request} ({len(tree.tokens) - 1})" for tree in trees)
         case Reroot(sequence, round):
             return f"reroot {sequence}, round {round}, {'missed' if message.missed else 'a hit'}"
         case Extend(sequence, round, steps):

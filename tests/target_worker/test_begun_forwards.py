@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Forest, Prefilled, Start, Stop, Verdict, Verify
 from protocol.sampling import logits_processors
@@ -48,7 +48,7 @@ def _worker(chains: bool, model: LanguageModel | None = None, **settings: Any) -
 
 
 def _start(sampling: Sampling = _GREEDY, sequence: int = 1, ends: tuple[int, ...] = ()) -> Start:
-    return Start(SequenceId(sequence), 0, _PROMPT, ROOT, sampling, eos_tokens=ends)
+    return Start(RequestId(sequence), 0, _PROMPT, ROOT, sampling, eos_tokens=ends)
 
 
 @cache
@@ -106,7 +106,7 @@ def test_no_forward_is_repeated(chains: bool):
     for _ in range(20):
         request.step(plain_next=True)
 
-    assert request.worker._sequences[SequenceId(1)].cache.next_row == 21
+    assert request.worker._sequences[RequestId(1)].cache.next_row == 21
 
 
 @pytest.mark.parametrize("name", ["greedy", "hot", "nucleus", "log-probabilities"])
@@ -196,7 +196,7 @@ def test_a_restart_gives_the_same_tokens(chains: bool):
 def test_a_stopped_sequence_leaves_no_rows_to_others(chains: bool):
     worker = _worker(chains, prefix_cache=1 << 20)
     _begin(Request(worker, _start(_HOT)))
-    list(worker.handle(Stop(SequenceId(1))))
+    list(worker.handle(Stop(RequestId(1))))
     assert worker._begun is None
 
     assert tuple(Request(worker, _start(_HOT, sequence=2)).decode(_GENERATED)) == _reference("hot")
@@ -214,7 +214,7 @@ def test_nothing_begins_while_a_prompt_waits(chains: bool):
         replies += worker.work()
 
     assert worker._begun is None
-    assert [reply.sequence for reply in replies if isinstance(reply, Prefilled)] == [2]
+    assert [reply.request for reply in replies if isinstance(reply, Prefilled)] == [2]
 
 
 @pytest.mark.parametrize("fault", ["memory", "interruption", "level"])

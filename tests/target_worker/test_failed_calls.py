@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Prefilled, Start, Stop, Verdict, Verify
 from protocol.worker.failed_calls import SurvivingWorker, is_shortage, passes
@@ -68,11 +68,11 @@ def _worker(prefix_cache: int = 0) -> SurvivingWorker:
 
 
 def _start(id: int, tokens: tuple[int, ...]) -> Start:
-    return Start(SequenceId(id), 0, tokens, ROOT, Sampling())
+    return Start(RequestId(id), 0, tokens, ROOT, Sampling())
 
 
 def _next_token(worker: SurvivingWorker, id: int, tokens: tuple[int, ...]) -> int:
-    verify = Verify(SequenceId(id), 0, ROOT, len(tokens) - 1, tokens[-1:], (-1,))
+    verify = Verify(RequestId(id), 0, ROOT, len(tokens) - 1, tokens[-1:], (-1,))
     (verdict,) = answers(worker, verify)
     assert isinstance(verdict, Verdict)
     return verdict.bonus
@@ -88,7 +88,7 @@ def test_a_prompt_that_is_too_large_ends_with_a_sentence_and_the_next_one_is_ser
 
     (fault,) = answers(worker, _start(1, LONG))
     assert isinstance(fault, Fault)
-    assert (fault.kind, fault.sequence, fault.nodes) == ("refused", 1, None)
+    assert (fault.kind, fault.request, fault.nodes) == ("refused", 1, None)
     assert "does not suffice for this request, with 200 tokens so far: shorten it, or start" in fault.text
     assert isinstance(answers(worker, _start(2, SHORT))[-1], Prefilled)
     assert _next_token(worker, 2, SHORT) == _next_token(expected, 2, SHORT)
@@ -108,7 +108,7 @@ def test_other_sequences_keep_their_kv(limit):
 def test_a_sequence_begins_again_once_where_the_prefix_cache_had_memory_to_spare(limit):
     worker = _worker(prefix_cache=1 << 24)
     answers(worker, _start(3, SHORT))
-    list(worker.handle(Stop(SequenceId(3))))
+    list(worker.handle(Stop(RequestId(3))))
     limit(100)
 
     assert [fault.kind for fault in answers(worker, _start(1, LONG))] == ["lost"]
@@ -148,7 +148,7 @@ def test_a_sequence_ends_at_the_third_time_in_succession(monkeypatch: pytest.Mon
 
         def faults() -> list[str]:
             answers(worker, _start(2, SHORT))
-            return [fault.kind for fault in answers(worker, Verify(SequenceId(2), 0, ROOT, 39, SHORT[-1:], (-1,)))]
+            return [fault.kind for fault in answers(worker, Verify(RequestId(2), 0, ROOT, 39, SHORT[-1:], (-1,)))]
 
         twice = [faults(), faults()]
         patch.undo()

@@ -19,7 +19,7 @@ from protocol.features.ring import FeatureRing
 from protocol.inference.language_model import LanguageModel
 from protocol.kv import segments
 from protocol.kv.segments import create_segment
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import (
     FINAL,
     FeatureForm,
@@ -77,18 +77,18 @@ class Talk:
                 ring = FeatureRing.attach(reply.name)
                 found = ring.read(reply.first, reply.rows, ring.form.outputs)
                 assert found is not None
-                self.rows.setdefault(reply.sequence, {}).update(enumerate(found, reply.first))
+                self.rows.setdefault(reply.request, {}).update(enumerate(found, reply.first))
                 ring.close()
             if isinstance(reply, FeatureShipment):
                 found = received(*reply)
                 assert found is not None
-                self.rows.setdefault(reply.block.sequence, {}).update(enumerate(found, reply.block.first))
+                self.rows.setdefault(reply.block.request, {}).update(enumerate(found, reply.block.first))
             yield reply
 
     def start(
         self, tokens: Sequence[int] = _PROMPT, sequence: int = 1, round: int = 0, **sampling: Any
     ) -> "TappedRequest":
-        start = Start(SequenceId(sequence), round, tuple(tokens), ROOT, Sampling(**sampling))
+        start = Start(RequestId(sequence), round, tuple(tokens), ROOT, Sampling(**sampling))
         request = self.requests[sequence] = TappedRequest(self, start)
         return request
 
@@ -232,7 +232,7 @@ def test_kv_of_another_sequence_has_no_features(ended: bool):
     talk.send(Tap(_OUTPUTS))
     talk.start(prompt)
     if ended:
-        talk.send(Stop(SequenceId(1)))
+        talk.send(Stop(RequestId(1)))
     other = talk.start([*prompt[:70], *_PROMPT], sequence=2)
     other.step(*other.tree(0))
 
@@ -282,10 +282,10 @@ def test_a_ring_ends_with_its_sequence_and_with_the_tap():
     talk.start()
     talk.start(sequence=2)
     one, other = (
-        each.name for each in {each.sequence: each for each in talk.replies if isinstance(each, Features)}.values()
+        each.name for each in {each.request: each for each in talk.replies if isinstance(each, Features)}.values()
     )
 
-    talk.send(Stop(SequenceId(1)))
+    talk.send(Stop(RequestId(1)))
     assert (exists(one), exists(other)) == (False, True)
     talk.send(Tap(_OUTPUTS))
     assert exists(other)
@@ -395,7 +395,7 @@ def test_lost_answers_hold_up_one_sequence_and_not_the_next():
     talk.start(sequence=2)
     meanwhile = dict(talk.rows)
     for sequence in (1, 2):
-        talk.send(Stop(SequenceId(sequence)))
+        talk.send(Stop(RequestId(sequence)))
     talk.start(sequence=3)
 
     assert meanwhile.keys() == {1}

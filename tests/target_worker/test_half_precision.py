@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Forest, Start, Verify
@@ -39,7 +39,7 @@ def target(made: LanguageModel) -> TargetWorker:
 
 
 def start(sampling: Sampling, tokens: Sequence[int] = PROMPT, sequence: int = 1) -> Start:
-    return Start(SequenceId(sequence), 0, tuple(tokens), ROOT, sampling)
+    return Start(RequestId(sequence), 0, tuple(tokens), ROOT, sampling)
 
 
 def tree(text: Sequence[int], place: int) -> tuple[list[int], list[int]]:
@@ -76,12 +76,12 @@ def test_trees_of_several_requests_in_one_forward_give_the_tokens_of_single_roun
 @both_kinds
 def test_log_probabilities_and_rejection_are_those_of_the_same_logits_in_float32(kind: mx.Dtype):
     logits = (mx.random.normal((4, VOCABULARY), key=mx.random.key(4)) * 3).astype(kind)
-    verify = Verify(SequenceId(1), 0, ROOT, 9, (5, 8, 2, 60), (-1, 0, 1, 2))
+    verify = Verify(RequestId(1), 0, ROOT, 9, (5, 8, 2, 60), (-1, 0, 1, 2))
     proposal = ProposedTree(verify)
     shares = tuple(
         Distribution(node, (token, 1), (0.75, 0.25)) for node, token in zip(proposal.ids, (8, 2, 60), strict=False)
     )
-    drawn = ProposedTree(Verify(SequenceId(1), 0, ROOT, 9, verify.tokens, verify.parents, shares))
+    drawn = ProposedTree(Verify(RequestId(1), 0, ROOT, 9, verify.tokens, verify.parents, shares))
     noise = Noise(VOCABULARY)
 
     for seed in range(50):

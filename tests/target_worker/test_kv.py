@@ -17,7 +17,7 @@ from protocol.kv import exchange as exchange_module
 from protocol.kv import segments
 from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Prefilled, Start, Stop, Verdict
@@ -50,7 +50,7 @@ def target(sharing: KvExchange | None = None) -> TargetWorker:
 
 
 def start(tokens: Sequence[int] = PROMPT, adopt: KvReference | None = None, sequence: int = 1, round: int = 0) -> Start:
-    return Start(SequenceId(sequence), round, tuple(tokens), ROOT, HOT, adopt=adopt)
+    return Start(RequestId(sequence), round, tuple(tokens), ROOT, HOT, adopt=adopt)
 
 
 def reference(offer: KvOffer, tokens: int | None = None) -> KvReference:
@@ -99,7 +99,7 @@ def test_a_restarted_target_adopts_the_saved_kv_and_gives_the_same_tokens():
 
     second = Request(target(), start(tokens, reference(first.offers[-1]), round=70))
 
-    assert second.prefilled == Prefilled(SequenceId(1), 70, 159 - 153, second.prefilled.seconds, adopted=153)
+    assert second.prefilled == Prefilled(RequestId(1), 70, 159 - 153, second.prefilled.seconds, adopted=153)
     assert second.prefilled.seconds > 0
     assert second.decode(70) == list(expected(140))
 
@@ -253,7 +253,7 @@ def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int
     worker = windowed_target(windowed_exchange())
     talk = Request(worker, start())
     talk.decode(140)
-    sequence = worker._sequences[SequenceId(1)]
+    sequence = worker._sequences[RequestId(1)]
 
     assert sequence.checkpoint is not None
     assert 0 < sequence.cache.forgotten <= sequence.checkpoint.saved
@@ -270,7 +270,7 @@ def test_kv_too_large_for_an_arena_is_not_saved_and_forgets_at_once(few_spare_ro
     worker = windowed_target(windowed_exchange(limit=1 << 14))
     talk = Request(worker, start())
     talk.decode(60)
-    cache = worker._sequences[SequenceId(1)].cache
+    cache = worker._sequences[RequestId(1)].cache
 
     assert not talk.offers
     assert cache.committed - cache.forgotten <= 16 + 2 * 2

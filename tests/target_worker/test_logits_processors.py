@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLParserLimits
 
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.grammar import Calls, Grammar, Json, Thought
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling, TokenLogprob
@@ -103,7 +103,7 @@ class Asking(Request):
         self.source = random.Random(seed)
         self.coming = expected(model.folder, sampling)[0]
         self.told: list[TokenLogprob] = []
-        begin = Start(SequenceId(1), 0, tuple(tokens), ROOT, sampling, prompt_tokens=len(PROMPT), eos_tokens=(END,))
+        begin = Start(RequestId(1), 0, tuple(tokens), ROOT, sampling, prompt_tokens=len(PROMPT), eos_tokens=(END,))
         super().__init__(TargetWorker(TargetEngine(model, 64), float, HELLO), begin)
 
     def tree(self) -> tuple[list[int], list[int]]:
@@ -189,12 +189,12 @@ def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model:
 def test_an_unenforceable_grammar_is_refused_at_the_start(model: LanguageModel, grammar: Grammar):
     worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
     start = Start(
-        SequenceId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt_tokens=len(PROMPT), eos_tokens=(END,)
+        RequestId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt_tokens=len(PROMPT), eos_tokens=(END,)
     )
     (fault,) = answers(worker, start)
 
     assert isinstance(fault, Fault)
-    assert (fault.kind, fault.sequence) == ("refused", 1)
+    assert (fault.kind, fault.request) == ("refused", 1)
     assert "JSON schema" in fault.text
 
 
@@ -210,10 +210,10 @@ def test_a_grammar_beyond_the_library_s_limits_ends_only_its_own_request(
         if sequence == 2:
             monkeypatch.setattr("protocol.sampling.grammar._limits", strict)
         start = Start(
-            SequenceId(sequence), 0, said, ROOT, SAMPLINGS["grammar"], prompt_tokens=len(PROMPT), eos_tokens=(END,)
+            RequestId(sequence), 0, said, ROOT, SAMPLINGS["grammar"], prompt_tokens=len(PROMPT), eos_tokens=(END,)
         )
         answers(worker, start)
-    trees = [Verify(SequenceId(id), 0, ROOT, len(said) - 1, said[-1:], (-1,)) for id in (1, 2)]
+    trees = [Verify(RequestId(id), 0, ROOT, len(said) - 1, said[-1:], (-1,)) for id in (1, 2)]
 
     verdict, fault = answers(worker, Forest(tuple(trees)))
     (again,) = answers(worker, trees[1])
@@ -221,5 +221,5 @@ def test_a_grammar_beyond_the_library_s_limits_ends_only_its_own_request(
     assert isinstance(verdict, Verdict)
     assert text([verdict.bonus]) in '"\n '
     assert isinstance(fault, Fault)
-    assert (fault.kind, fault.sequence, again) == ("refused", 2, fault)
+    assert (fault.kind, fault.request, again) == ("refused", 2, fault)
     assert "too many expressions" in fault.text

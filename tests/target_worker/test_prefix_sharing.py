@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from protocol.inference import tree_sequence
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.worker import KvCut, Prefilled, Stop
 from target_worker.engine import TargetEngine
@@ -122,7 +122,7 @@ def test_the_partial_prefill_of_a_cancelled_prompt_is_reused():
     worker = target()
     list(worker.handle(start()))
     list(worker.work())
-    answers(worker, Stop(SequenceId(1)))
+    answers(worker, Stop(RequestId(1)))
     talk = Request(worker, start(sequence=2))
 
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (64, 25)
@@ -134,7 +134,7 @@ def at_once(worker: TargetWorker, prompts: list[list[int]]) -> list[Prefilled]:
     replies = [reply for id, prompt in enumerate(prompts, 1) for reply in worker.handle(start(prompt, sequence=id))]
     while worker.has_work:
         replies += worker.work()
-    return sorted((one for one in replies if isinstance(one, Prefilled)), key=lambda one: one.sequence)
+    return sorted((one for one in replies if isinstance(one, Prefilled)), key=lambda one: one.request)
 
 
 def test_prompts_that_begin_alike_are_prefilled_once():
@@ -157,7 +157,7 @@ def test_a_sequence_that_waited_for_an_ended_one_prefills_itself(units: int):
         list(worker.handle(start(long, sequence=id)))
     for _ in range(units):
         list(worker.work())
-    answers(worker, Stop(SequenceId(1)))
+    answers(worker, Stop(RequestId(1)))
 
     for id in (2, 3):
         assert Request(worker, start(long, sequence=id)).decode(5) == fresh(long, 5)
@@ -171,7 +171,7 @@ def test_a_short_answer_leaves_as_much_in_shared_memory_as_a_long_one():
     list(worker.handle(start(LONG)))
     while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
         pass
-    offers = [reply for reply in answers(worker, Stop(SequenceId(1))) if isinstance(reply, KvOffer)]
+    offers = [reply for reply in answers(worker, Stop(RequestId(1))) if isinstance(reply, KvOffer)]
 
     assert offers[-1].tokens == 799
 
@@ -181,7 +181,7 @@ def test_of_a_conversation_that_does_not_fit_the_first_tokens_are_kept():
     whole.prefill(LONG)
     worker = target(whole.memory // 2)
     Request(worker, start(LONG))
-    (cut,) = answers(worker, Stop(SequenceId(1)))
+    (cut,) = answers(worker, Stop(RequestId(1)))
     again = Request(worker, start(LONG, sequence=2))
 
     assert isinstance(cut, KvCut)
@@ -196,7 +196,7 @@ def test_shared_memory_is_written_before_the_rest_is_cut_from_a_worker_s_own():
     list(worker.handle(start(LONG)))
     while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
         pass
-    replies = answers(worker, Stop(SequenceId(1)))
+    replies = answers(worker, Stop(RequestId(1)))
     last = [reply for reply in replies if isinstance(reply, KvOffer)][-1]
 
     assert last.tokens == 799
@@ -210,9 +210,9 @@ def test_live_and_ended_kv_share_one_pool():
     pool = whole.memory * 3 // 2
     worker = TargetWorker(TargetEngine(model(), 64), float, HELLO, prefix_cache=pool, pool=pool)
     Request(worker, start(LONG))
-    answers(worker, Stop(SequenceId(1)))
+    answers(worker, Stop(RequestId(1)))
     other = Request(worker, start(LONG[::-1], sequence=2))
-    held = sum(kv.memory for kv in worker._prefix_sharing.cached) + worker._sequences[SequenceId(2)].kv.memory
+    held = sum(kv.memory for kv in worker._prefix_sharing.cached) + worker._sequences[RequestId(2)].kv.memory
 
     assert other.decode(5) == fresh(LONG[::-1], 5)
     assert whole.memory < held <= pool
@@ -265,7 +265,7 @@ def test_another_conversation_begins_where_the_instructions_end(name: str, monke
         asked = replace(start([*LONG[:shared], *[number] * 60], sequence=number), shared_prefix=150)
         talk = Request(worker, asked)
         adopted.append(talk.prefilled.adopted)
-        assert talk.decode(5) == Request(alone, replace(asked, sequence=SequenceId(10 + number))).decode(5)
+        assert talk.decode(5) == Request(alone, replace(asked, request=RequestId(10 + number))).decode(5)
         end(talk)
 
     assert adopted == [0, 150, 0, 120]
@@ -276,7 +276,7 @@ def test_a_turn_that_comes_before_all_is_saved_continues_what_the_prefix_cache_w
     list(worker.handle(start(LONG)))
     while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
         pass
-    list(worker.handle(Stop(SequenceId(1))))
+    list(worker.handle(Stop(RequestId(1))))
     turn = [*LONG, 1, 2, 3]
 
     talk = Request(worker, start(turn, sequence=2))

@@ -10,7 +10,7 @@ from protocol.contracts.target_hosts import TargetHosts
 from protocol.features.ring import FeatureRing
 from protocol.inference.language_model import LanguageModel
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.features import FINAL, Features, Tap, Taps
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Prefilled, Shutdown, Start
@@ -27,7 +27,7 @@ def test_a_target_offers_features_and_its_rings_end_with_it(ranks: int, registry
     with running("target_worker", "mlx", str(DEMO_TARGET), hosts=hosts) as target:
         assert target.hear().taps == Taps(layers=6, width=256)
         target.tell(Tap((FINAL, 1, 5)))
-        prefilled = target.ask(Start(SequenceId(1), 0, (5, 6, 7, 8, 9), NodeId(3), Sampling()))
+        prefilled = target.ask(Start(RequestId(1), 0, (5, 6, 7, 8, 9), NodeId(3), Sampling()))
         features = target.hear()
         assert isinstance(prefilled, Prefilled)
         assert isinstance(features, Features)

@@ -12,7 +12,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.recorded_network import KnownText
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import FINAL
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Start
@@ -30,7 +30,7 @@ _SAMPLINGS = {"greedy": Sampling(), "hot": Sampling(temperature=1.0, seed=3)}
 
 
 def _request(engine: TargetEngine, sampling: Sampling, prompt: tuple[int, ...] = _PROMPT) -> Request:
-    return Request(TargetWorker(engine, float, HELLO), Start(SequenceId(1), 0, prompt, ROOT, sampling))
+    return Request(TargetWorker(engine, float, HELLO), Start(RequestId(1), 0, prompt, ROOT, sampling))
 
 
 def _recorded(sampling: Sampling) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import target_worker.verification as module
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Verify
@@ -81,7 +81,7 @@ def _proposal(root: int, position: int, seed: int, draft: np.ndarray | None, dep
             tokens.append(_drawn(row, seed, position + 1 + index, index))
         ids.append(node_id(ids[-1], tokens[-1]))
     parents = tuple(range(-1, depth))
-    return ProposedTree(Verify(SequenceId(0), 0, NodeId(77), position, tuple(tokens), parents, tuple(distributions)))
+    return ProposedTree(Verify(RequestId(0), 0, NodeId(77), position, tuple(tokens), parents, tuple(distributions)))
 
 
 def _emitted(

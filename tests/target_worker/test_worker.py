@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.messages.base import Level, SequenceId
+from protocol.messages.base import Level, RequestId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
@@ -52,7 +52,7 @@ def _worker(chunk: int = 3, level: Level = "tree", disk: "_Disk | None" = None, 
 
 
 def _start(tokens: Sequence[int] = _PROMPT, sampling: Sampling = _GREEDY, sequence: int = 1, round: int = 0) -> Start:
-    return Start(SequenceId(sequence), round, tuple(tokens), ROOT, sampling)
+    return Start(RequestId(sequence), round, tuple(tokens), ROOT, sampling)
 
 
 Tree = tuple[Sequence[int], Sequence[int]]
@@ -160,13 +160,13 @@ def test_the_prompt_is_prefilled_in_chunks_and_answered_once():
         replies += worker.work()
         chunks += 1
 
-    read = [Prefilling(SequenceId(1), 0, tokens) for tokens in (3, 6)]
+    read = [Prefilling(RequestId(1), 0, tokens) for tokens in (3, 6)]
     assert chunks == 3
-    assert replies == [*read, Prefilled(SequenceId(1), 0, len(_PROMPT) - 1, 3.0)]
+    assert replies == [*read, Prefilled(RequestId(1), 0, len(_PROMPT) - 1, 3.0)]
 
 
 def test_a_prompt_of_one_token_needs_no_prefill():
-    assert answers(_worker(), _start([4])) == [Prefilled(SequenceId(1), 0, 0, 0.0)]
+    assert answers(_worker(), _start([4])) == [Prefilled(RequestId(1), 0, 0, 0.0)]
 
 
 def test_a_repeated_start_is_ignored_while_the_prompt_is_read_and_answered_after():
@@ -176,7 +176,7 @@ def test_a_repeated_start_is_ignored_while_the_prompt_is_read_and_answered_after
 
     assert list(worker.handle(_start())) == []
     assert len(answers(worker, _start())) == 1
-    assert answers(worker, _start()) == [Prefilled(SequenceId(1), 0, len(_PROMPT) - 1, 3.0)]
+    assert answers(worker, _start()) == [Prefilled(RequestId(1), 0, len(_PROMPT) - 1, 3.0)]
 
 
 def test_a_verification_does_not_wait_for_another_sequence_s_prompt():
@@ -199,7 +199,7 @@ def test_a_start_reuses_the_prefix_that_is_held():
 
     second = Request(worker, _start(forked, _HOT, round=9))
 
-    assert second.replies == [Prefilled(SequenceId(1), 9, 2, 1.0)]
+    assert second.replies == [Prefilled(RequestId(1), 9, 2, 1.0)]
     expected = Request(_worker(), _start(forked, _HOT)).step().bonus
     assert second.step().bonus == expected
 
@@ -212,7 +212,7 @@ def test_a_start_at_an_older_round_is_served_too():
 
     again = Request(worker, _start(sampling=_HOT))
 
-    assert again.replies == [Prefilled(SequenceId(1), 0, 0, 0.0)]
+    assert again.replies == [Prefilled(RequestId(1), 0, 0, 0.0)]
     assert tuple(_decoded(again, _nothing)) == _reference(_HOT)
 
 
@@ -239,7 +239,7 @@ def test_a_refused_tree_does_not_change_the_other_trees_of_its_forward():
     settled.step()
     again = repeated.verify()
     verdict = repeated.step()
-    unknown = msgspec.structs.replace(good.verify(), sequence=SequenceId(9))
+    unknown = msgspec.structs.replace(good.verify(), request=RequestId(9))
     bad = _too_deep(refused)
 
     lost, repeat, fault, fresh = answers(worker, Forest((unknown, stale, again, bad, good.verify())))
@@ -365,7 +365,7 @@ def test_an_ended_sequence_gives_its_reading_up():
     disk = _HangingDisk()
     worker = _worker(disk=disk)
     list(worker.handle(_start()))
-    list(worker.handle(Stop(SequenceId(1))))
+    list(worker.handle(Stop(RequestId(1))))
 
     assert disk.readings[0].given_up
     assert not worker.has_work
@@ -381,7 +381,7 @@ def test_a_prompt_whose_log_probabilities_are_told_is_not_read():
 def test_the_verdict_is_sent_before_the_cache_is_compacted():
     worker = _worker()
     orchestrator = Request(worker, _start())
-    sequence = worker._sequences[SequenceId(1)]
+    sequence = worker._sequences[RequestId(1)]
     replies = iter(worker.handle(orchestrator.verify()))
     next(replies)
 
@@ -393,7 +393,7 @@ def test_the_verdict_is_sent_before_the_cache_is_compacted():
 def _fault(replies: list[Any]) -> tuple[str, int | None]:
     (fault,) = replies
     assert isinstance(fault, Fault)
-    return fault.kind, fault.sequence
+    return fault.kind, fault.request
 
 
 def test_an_unknown_a_stopped_and_a_prefilling_sequence_are_lost():
@@ -402,9 +402,9 @@ def test_an_unknown_a_stopped_and_a_prefilling_sequence_are_lost():
 
     assert _fault(answers(_worker(), known.verify())) == ("lost", 1)
     assert _fault(list(prefilling.handle(known.verify()))) == ("lost", 1)
-    assert list(prefilling.handle(Stop(SequenceId(1)))) == []
+    assert list(prefilling.handle(Stop(RequestId(1)))) == []
     assert not prefilling.has_work
-    assert known.ask(Stop(SequenceId(1))) == []
+    assert known.ask(Stop(RequestId(1))) == []
     assert _fault(known.ask(known.verify())) == ("lost", 1)
 
 
@@ -488,7 +488,7 @@ def test_a_tree_beyond_the_targets_level_is_refused_and_changes_no_token(
     fault, *others = answers(worker, Forest((bad, other.verify())) if joint else bad)
 
     assert isinstance(fault, Fault)
-    assert (fault.kind, fault.sequence, fault.nodes) == ("refused", 1, len(tree[0]))
+    assert (fault.kind, fault.request, fault.nodes) == ("refused", 1, len(tree[0]))
     assert words in fault.text
     assert [type(answer) for answer in others] == [Verdict] * joint
     assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)

@@ -13,7 +13,7 @@ from orchestrator.core.policy.estimates import Terms, Tries
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import MAX_DRAFTS
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.speculation.token_tree import node_id
 
 _TERMS = Terms(
@@ -72,7 +72,7 @@ class Trial:
     When it becomes active, its trees are used at once.
     """
 
-    def __init__(self, incarnation: int, requests: dict[SequenceId, TrialRequest] | None = None) -> None:
+    def __init__(self, incarnation: int, requests: dict[RequestId, TrialRequest] | None = None) -> None:
         """`requests`: what the draft has grown already."""
         self.incarnation = incarnation
         self.requests = requests or {}

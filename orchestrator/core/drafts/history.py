@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Task
 from orchestrator.core.policy.estimates import Estimates, MeasuredCost, TurnTaking
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Hello, Prefilled
 
@@ -121,7 +121,7 @@ class DraftHistories:
             evicted = self._absent.pop(next(iter(self._absent)))
         return commands if evicted is None else [*commands, *evicted.arenas.clear()]
 
-    def request_ended(self, request: SequenceId) -> None:
+    def request_ended(self, request: RequestId) -> None:
         for history in (*self._present, *self._absent.values()):
             history.arenas.request_ended(request)
 
@@ -136,17 +136,17 @@ class DraftArenas:
     def __init__(self) -> None:
         self.warnings = 0
         """Arenas that the draft could not adopt, or did not survive adopting twice."""
-        self._present: dict[SequenceId, KvReference] = {}
+        self._present: dict[RequestId, KvReference] = {}
         """Arenas of the present incarnation."""
-        self._adoptable: dict[SequenceId, KvReference] = {}
+        self._adoptable: dict[RequestId, KvReference] = {}
         """Arenas of earlier incarnations, not adopted yet."""
-        self._unanswered: set[SequenceId] = set()
+        self._unanswered: set[RequestId] = set()
         """Requests whose arena the present incarnation was told to adopt, and has not answered for."""
         self._suspected: set[str] = set()
         """Arenas whose adoption an incarnation did not survive."""
         self._names: set[str] = set()
         """Names of all arenas that were offered and not unlinked."""
-        self._shared: dict[SequenceId, str] = {}
+        self._shared: dict[RequestId, str] = {}
         """By request: the target's arena that the present incarnation was told to adopt, and has not answered for."""
         self._refused: set[str] = set()
         """The target's arenas that two incarnations did not survive adopting."""
@@ -155,7 +155,7 @@ class DraftArenas:
         """Add an offered arena; `live`: its request has not ended yet."""
         self._names.add(offer.name)
         if live:
-            self._present[offer.sequence] = KvReference(offer.name, offer.tokens)
+            self._present[offer.request] = KvReference(offer.name, offer.tokens)
 
     def draft_down(self) -> list[Command]:
         """Keep the arenas of live requests. Returns commands that unlink the others.
@@ -176,7 +176,7 @@ class DraftArenas:
         self._names &= used
         return [Release(name) for name in unused]
 
-    def adopt(self, request: SequenceId) -> KvReference | None:
+    def adopt(self, request: RequestId) -> KvReference | None:
         """The arena of an earlier incarnation that the present one is to adopt for this request."""
         reference = self._adoptable.pop(request, None)
         if reference is not None:
@@ -184,7 +184,7 @@ class DraftArenas:
             self._unanswered.add(request)
         return reference
 
-    def share(self, request: SequenceId, reference: KvReference | None) -> KvReference | None:
+    def share(self, request: RequestId, reference: KvReference | None) -> KvReference | None:
         """The arena of the target's, if this draft may be told to adopt it."""
         if reference is None or reference.name in self._refused:
             return None
@@ -193,20 +193,20 @@ class DraftArenas:
 
     def note_adoption(self, message: Prefilled) -> None:
         """The draft has answered an adoption. An arena that it could not adopt is unlinked when the draft is gone."""
-        self._suspected.discard(self._shared.pop(message.sequence, ""))
-        self._unanswered.discard(message.sequence)
-        if message.sequence in self._present:
-            self._suspected.discard(self._present[message.sequence].name)
+        self._suspected.discard(self._shared.pop(message.request, ""))
+        self._unanswered.discard(message.request)
+        if message.request in self._present:
+            self._suspected.discard(self._present[message.request].name)
         if message.warning:
             self.warnings += 1
-            self._present.pop(message.sequence, None)
+            self._present.pop(message.request, None)
 
     def clear(self) -> list[Command]:
         """No further incarnation can adopt these arenas. Returns commands that unlink them."""
         self._present, self._adoptable = {}, {}
         return self.draft_down()
 
-    def request_ended(self, request: SequenceId) -> None:
+    def request_ended(self, request: RequestId) -> None:
         self._shared.pop(request, None)
         self._unanswered.discard(request)
         self._present.pop(request, None)

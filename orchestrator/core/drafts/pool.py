@@ -21,7 +21,7 @@ from orchestrator.core.policy.expected_rate import best_counts
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import WorkerRegistry, shares_first_layers
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Extend, Fault, Grow, Hello, Prefilled, Reroot, Stop
@@ -35,7 +35,7 @@ class DraftPool:
     def __init__(
         self,
         strategy: Strategy,
-        requests: Mapping[SequenceId, Request],
+        requests: Mapping[RequestId, Request],
         workers: WorkerRegistry,
         meter: Meter,
         written: Callable[[Request], KvReference | None],
@@ -200,7 +200,7 @@ class DraftPool:
             draft.remember(request)
         return [*(command for id in self._drafts for command in self._dispatch.stop(id, request.id)), *idle]
 
-    def feature_readers(self, request: SequenceId) -> list[int]:
+    def feature_readers(self, request: RequestId) -> list[int]:
         """The drafts in use that serve the request and read the target's features."""
         serving = [id for id in self._in_use() if request in self._drafts[id].started]
         return [id for id in serving if self._drafts[id].hello.features is not None]
@@ -210,19 +210,19 @@ class DraftPool:
     def caught_up(self, incarnation: int, growth: Grow, now: float) -> list[Command]:
         """Growth of a request that has ended: of one that the draft has read since."""
         read = self._drafts[incarnation].catching_up
-        if read is None or read.sequence != growth.sequence:
+        if read is None or read.request != growth.request:
             return []
         return self._dispatch.stop_catching_up(incarnation, now, done=True)
 
     def merge_growth(self, incarnation: int, growth: Grow, now: float) -> bool:
         """Merge growth into the draft's speculation. Returns False for growth that was ignored."""
-        request = self._requests.get(growth.sequence)
+        request = self._requests.get(growth.request)
         if request is None or incarnation not in self._in_use():
             return False
         speculation = self._speculation(incarnation, request, now)
-        if not speculation.wanted or growth.sequence not in self._drafts[incarnation].started:
+        if not speculation.wanted or growth.request not in self._drafts[incarnation].started:
             return False
-        self._drafts[incarnation].has_grown(growth.sequence)
+        self._drafts[incarnation].has_grown(growth.request)
         if growth.distributions and request.task.sampling.verification != "rejection":
             # Only rejection verification reads them, and they are the largest part of what a draft can send.
             growth = structs.replace(growth, distributions=())
@@ -246,14 +246,14 @@ class DraftPool:
 
     def add_arena(self, incarnation: int, offer: KvOffer) -> None:
         """A draft keeps a request's KV in an arena that its next incarnation can adopt."""
-        self._drafts[incarnation].history.arenas.add(offer, live=offer.sequence in self._requests)
+        self._drafts[incarnation].history.arenas.add(offer, live=offer.request in self._requests)
 
     def note_adoption(self, incarnation: int, message: Prefilled) -> None:
         """A draft has adopted an arena, or could not and prefills the tokens."""
         draft = self._drafts[incarnation]
         draft.history.arenas.note_adoption(message)
-        draft.conversations.held(message.sequence, message.adopted)
-        request = self._requests.get(message.sequence)
+        draft.conversations.held(message.request, message.adopted)
+        request = self._requests.get(message.request)
         if request is not None and incarnation == self._active:
             request.speculation.shorten_prefill(message.tokens)
 
@@ -363,7 +363,7 @@ _PREFILL_SECONDS = 10.0
 class CatchingUp(NamedTuple):
     """A conversation that a draft reads after the end of a turn."""
 
-    sequence: SequenceId
+    request: RequestId
     tokens: list[int]
     held: int
     """Tokens that it is expected to have held at the beginning."""
@@ -382,13 +382,13 @@ class Draft:
 
     hello: Hello
     history: DraftHistory
-    started: dict[SequenceId, int] = field(default_factory=dict)
+    started: dict[RequestId, int] = field(default_factory=dict)
     """Requests that the draft serves, each with the round of its Start."""
-    prefilling: set[SequenceId] = field(default_factory=set)
+    prefilling: set[RequestId] = field(default_factory=set)
     """Those of them for which no growth has arrived yet."""
     conversations: Conversations = field(default_factory=Conversations)
     catching_up: "CatchingUp | None" = None
-    _earlier: dict[SequenceId, Earlier] = field(default_factory=dict)
+    _earlier: dict[RequestId, Earlier] = field(default_factory=dict)
     """Of the live requests that it was to serve."""
     _late_since: float | None = None
     """Since when the draft owes growth; None if it owes none."""
@@ -397,11 +397,11 @@ class Draft:
         """How many of so many tokens of a conversation it sees."""
         return tokens - RollingContext(self.hello.context).skipped(tokens)
 
-    def start(self, request: SequenceId, round: int) -> None:
+    def start(self, request: RequestId, round: int) -> None:
         self.started[request] = round
         self.prefilling.add(request)
 
-    def stop(self, request: SequenceId) -> bool:
+    def stop(self, request: RequestId) -> bool:
         """Returns whether the draft served the request."""
         self.prefilling.discard(request)
         self._late_since = None
@@ -429,7 +429,7 @@ class Draft:
         """The tokens that it sees of those before the root."""
         return RollingContext(self.hello.context).seen(request.tokens[:-1])
 
-    def has_grown(self, request: SequenceId) -> None:
+    def has_grown(self, request: RequestId) -> None:
         self._late_since = None
         self.conversations.grown(request)
         self.prefilling.discard(request)
@@ -448,7 +448,7 @@ class DraftDispatch:
     def __init__(
         self,
         strategy: Strategy,
-        requests: Mapping[SequenceId, Request],
+        requests: Mapping[RequestId, Request],
         workers: WorkerRegistry,
         meter: Meter,
         election: Election,
@@ -513,7 +513,7 @@ class DraftDispatch:
         # Guesses were given up of the active draft alone.
         anew = request.anew and speculation is request.speculation
         reroot = Reroot(
-            sequence=request.id,
+            request=request.id,
             round=request.round,
             position=request.position - len(tokens),
             tokens=tuple(tokens),
@@ -524,7 +524,7 @@ class DraftDispatch:
         )
         return [SendMessage("draft", reroot, id)]
 
-    def stop(self, id: int, request: SequenceId) -> list[Command]:
+    def stop(self, id: int, request: RequestId) -> list[Command]:
         return [SendMessage("draft", Stop(request), id)] if self.drafts[id].stop(request) else []
 
     def catch_up(self, id: int, request: Request, now: float) -> list[Command]:
@@ -546,8 +546,8 @@ class DraftDispatch:
         read, draft.catching_up = draft.catching_up, None
         if read is None:
             return []
-        draft.conversations.ended(read.sequence, read.tokens, len(read.tokens) if done else read.expected(now))
-        return [SendMessage("draft", Stop(read.sequence), id)]
+        draft.conversations.ended(read.request, read.tokens, len(read.tokens) if done else read.expected(now))
+        return [SendMessage("draft", Stop(read.request), id)]
 
     def _shares(self, draft: Draft) -> bool:
         """The draft adopts the KV of the target that is up."""

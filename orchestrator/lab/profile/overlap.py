@@ -99,7 +99,7 @@ def traced_requests(run: TracedRun) -> list[TracedRequest]:
     starts = {}
     for seen in run.seen:
         if isinstance(seen.message, Start) and seen.role == "target":
-            starts.setdefault(seen.message.sequence, seen)
+            starts.setdefault(seen.message.request, seen)
     return [request for seen in starts.values() if (request := _traced_request(run, seen)) is not None]
 
 
@@ -109,8 +109,8 @@ def edges(span: TracedSpan) -> Interval:
 
 def _traced_request(run: TracedRun, start: Seen) -> TracedRequest | None:
     assert isinstance(start.message, Start)
-    sequence = start.message.sequence
-    seen = tuple(each for each in run.seen if each.message.sequence == sequence)
+    sequence = start.message.request
+    seen = tuple(each for each in run.seen if each.message.request == sequence)
     target = run.of("target")
     rounds = [span for span in target if span.kind is SpanKind.VERIFY and span.sequence == sequence]
     if not rounds or not any(isinstance(each.message, Verdict) for each in seen):

@@ -25,7 +25,7 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import Language
 from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.worker_host import BuildWorker, Contention, SimulatedWorker, VirtualClock, WorkerHost
-from protocol.messages.base import Role, SequenceId
+from protocol.messages.base import RequestId, Role
 from protocol.messages.client import Statistics
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import FromWorker, ToWorker
@@ -74,12 +74,12 @@ class Simulation:
         self.wires = wires or Wires()
         self.machine = Machine(options)
         self.history: deque[tuple[float, Event, list[Command]]] = deque(maxlen=kept)
-        self.clients: dict[SequenceId, SimulatedClient] = {}
+        self.clients: dict[RequestId, SimulatedClient] = {}
         self.hosts: dict[int, WorkerHost] = {}
         """Workers that are alive, by incarnation."""
         self.own: dict[Role, int] = {}
         """Incarnations of the latest lives of the pipeline's own workers."""
-        self.live: set[SequenceId] = set()
+        self.live: set[RequestId] = set()
         """Requests that have not ended."""
         self.build = build
         self._seed = seed
@@ -132,19 +132,19 @@ class Simulation:
         prompt: tuple[int, ...] | None = None,
         ends: frozenset[int] = frozenset(),
         prompt_logprobs: bool = False,
-    ) -> SequenceId:
+    ) -> RequestId:
         """Submit request `number` of the language, with its own prompt unless another one is given."""
         tokens = self.language.prompt(number) if prompt is None else prompt
         sampling = Sampling(temperature=temperature, seed=number, prompt_logprobs=prompt_logprobs)
         task = Task(tokens, sampling, max_tokens, ends)
-        id = SequenceId(self.first_sequence + self._requests)
+        id = RequestId(self.first_sequence + self._requests)
         self._requests += 1
         self.clients[id] = SimulatedClient(task, self._reference(task))
         self.live.add(id)
         self.step(Submitted(id, task))
         return id
 
-    def cancel(self, sequence: SequenceId) -> None:
+    def cancel(self, sequence: RequestId) -> None:
         self.step(Ended(sequence, "cancelled"))
 
     def _reference(self, task: Task) -> list[int]:
@@ -253,6 +253,6 @@ class Simulation:
             case Release() | TrialDecided() | TellReading() | Pardon():
                 pass
 
-    def _end(self, sequence: SequenceId, reason: str) -> None:
+    def _end(self, sequence: RequestId, reason: str) -> None:
         self.live.remove(sequence)
         self.clients[sequence].reason = reason

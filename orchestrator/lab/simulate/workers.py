@@ -17,7 +17,7 @@ from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.kv.prefix_sharing import Found
-from protocol.messages.base import Level, NodeId, Role, SequenceId
+from protocol.messages.base import Level, NodeId, RequestId, Role
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Fault, Hello, Ping, Pong, Start, ToWorker
 from protocol.sampling.logits_processors import LogitsProcessors
@@ -81,7 +81,7 @@ class ModelledTarget(VirtualWorker):
         self._engine, hello = _LanguageEngine(language, context, level), modelled_hello("target", context, level=level)
         super().__init__(lambda clock, pacer: TargetWorker(self._engine, clock, hello, pacer), pace)
 
-    def root(self, sequence: SequenceId) -> tuple[int, int]:
+    def root(self, sequence: RequestId) -> tuple[int, int]:
         """The round and the position of a live sequence's root."""
         held = self._engine.sequences[sequence]
         return held.round, held.position
@@ -290,12 +290,12 @@ class _LanguageEngine(TargetEngine):
         self.prefill_chunk = 512
         self._exchange = None
         self._language = language
-        self.sequences: WeakValueDictionary[SequenceId, TargetSequence] = WeakValueDictionary()
+        self.sequences: WeakValueDictionary[RequestId, TargetSequence] = WeakValueDictionary()
 
     def open(
         self, start: Start, processors: LogitsProcessors | None, found: Found[TargetKv] | None = None
     ) -> TargetSequence:
-        sequence = self.sequences[start.sequence] = super().open(start, processors, found)
+        sequence = self.sequences[start.request] = super().open(start, processors, found)
         return sequence
 
     def processors(self, start: Start) -> None:

@@ -18,7 +18,7 @@ from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.kv.exchange import row_bytes
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import FeatureBlock, FeatureForm, Features, Tap, Taps
 from protocol.messages.kv import KvForm, KvOffer
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock
@@ -44,7 +44,7 @@ class KvIntake:
         self.target: Hello | None = None
         """The local target that is up; its Hello determines the form of KV."""
         self._attempts = count(1)
-        self._unfinished: dict[SequenceId, _Unfinished] = {}
+        self._unfinished: dict[RequestId, _Unfinished] = {}
         self.dropped = 0
         """Blocks that were not requested, or not in that form."""
 
@@ -69,7 +69,7 @@ class KvIntake:
 
     def open(self, message: Prefill) -> Prefill | Fault:
         """Create an arena for a prompt's KV; returns the Prefill to send, or why there is no arena."""
-        self.discard(message.sequence)
+        self.discard(message.request)
         assert self.target is not None
         assert self.target.kv is not None
         form = self.target.kv
@@ -78,13 +78,13 @@ class KvIntake:
             layout.segment_bytes + sum(one.arena.layout.segment_bytes for one in self._unfinished.values())
             > self._limit
         ):
-            return Fault("refused", "This prompt's KV is larger than the memory for arenas.", message.sequence)
+            return Fault("refused", "This prompt's KV is larger than the memory for arenas.", message.request)
         try:
             arena = Arena.create(layout, fingerprint=self.target.model_fingerprint, epoch=self._epoch)
         except SegmentError as error:
-            return Fault("refused", str(error), message.sequence)
+            return Fault("refused", str(error), message.request)
         attempt = next(self._attempts)
-        self._unfinished[message.sequence] = _Unfinished(attempt, arena)
+        self._unfinished[message.request] = _Unfinished(attempt, arena)
         return structs.replace(message, attempt=attempt)
 
     def add(self, block: KvBlock, payload: bytes) -> KvOffer | Fault | None:
@@ -92,14 +92,14 @@ class KvIntake:
 
         A block that was not requested is dropped. A block out of order ends its prompt: the missing one never comes.
         """
-        unfinished = self._unfinished.get(block.sequence)
+        unfinished = self._unfinished.get(block.request)
         if unfinished is None or unfinished.attempt != block.attempt:
             self.dropped += 1
             return None
         if not _fits(unfinished, block, payload):
             self.dropped += 1
-            self.discard(block.sequence)
-            return Fault("refused", "A block of KV was not the next one.", block.sequence)
+            self.discard(block.request)
+            return Fault("refused", "A block of KV was not the next one.", block.request)
         arena = unfinished.arena
         layers, heads, _, size = arena.body.shape
         rows = np.frombuffer(payload, arena.layout.dtype.numpy_name).reshape(heads, block.rows, size)
@@ -107,9 +107,9 @@ class KvIntake:
         unfinished.rows, unfinished.layer = block.rows, (block.layer + 1) % layers
         if unfinished.layer == 0:
             arena.commit(block.begin + block.rows)
-        return self._finish(block.sequence) if arena.committed == arena.layout.capacity else None
+        return self._finish(block.request) if arena.committed == arena.layout.capacity else None
 
-    def discard(self, sequence: SequenceId) -> None:
+    def discard(self, sequence: RequestId) -> None:
         """Remove a sequence's unfinished arena, if there is one."""
         unfinished = self._unfinished.pop(sequence, None)
         if unfinished is not None:
@@ -121,7 +121,7 @@ class KvIntake:
         for sequence in list(self._unfinished):
             self.discard(sequence)
 
-    def _finish(self, sequence: SequenceId) -> KvOffer:
+    def _finish(self, sequence: RequestId) -> KvOffer:
         """Hand the arena over: from now on the state machine releases it."""
         arena = self._unfinished.pop(sequence).arena
         tokens, size = arena.committed, arena.layout.segment_bytes
@@ -157,7 +157,7 @@ class FeatureIntake:
         self._fingerprint = fingerprint
         self._form: FeatureForm | None = None
         """What it was told to record."""
-        self._rings: dict[SequenceId, FeatureRing | None] = {}
+        self._rings: dict[RequestId, FeatureRing | None] = {}
         """None until a block comes."""
         self._warned = False
         self.dropped = 0
@@ -169,11 +169,11 @@ class FeatureIntake:
             self._renew(sequence)
         self._form = FeatureForm(tap.outputs, self._taps.width, tap.projection) if tap.outputs else None
 
-    def begin(self, sequence: SequenceId) -> None:
+    def begin(self, sequence: RequestId) -> None:
         """The target is told to serve this sequence, perhaps again."""
         self._renew(sequence)
 
-    def end(self, sequence: SequenceId) -> None:
+    def end(self, sequence: RequestId) -> None:
         """The target serves it no longer."""
         self._renew(sequence)
         self._rings.pop(sequence, None)
@@ -186,7 +186,7 @@ class FeatureIntake:
     def add(self, block: FeatureBlock, payload: bytes) -> Features | None:
         """Write a block; returns what a target of this machine would say of it. Blocks come in order, perhaps with
         gaps."""
-        asked = self._form is not None and self._form.reads(block.form) and block.sequence in self._rings
+        asked = self._form is not None and self._form.reads(block.form) and block.request in self._rings
         rows = whole(block, payload) if asked else None
         ring = None if rows is None else self._ring_for(block)
         fits = ring is not None and (ring.form, ring.layout.element) == (block.form, block.element)
@@ -195,11 +195,11 @@ class FeatureIntake:
             return None
         ring.write(block.first, rows)
         first = max(block.first, ring.available.start)
-        return Features(block.sequence, block.round, ring.name, first, block.first + block.rows - first)
+        return Features(block.request, block.round, ring.name, first, block.first + block.rows - first)
 
     def _ring_for(self, block: FeatureBlock) -> FeatureRing | None:
         """The ring of the block's sequence, made for its form if there is none; None without shared memory."""
-        ring = self._rings[block.sequence]
+        ring = self._rings[block.request]
         if ring is None:
             element = ElementType(block.element)
             try:
@@ -209,10 +209,10 @@ class FeatureIntake:
                     log.warning("drafts get no features of the target: %s", error)
                     self._warned = True
                 return None
-            self._rings[block.sequence] = ring
+            self._rings[block.request] = ring
         return ring
 
-    def _renew(self, sequence: SequenceId) -> None:
+    def _renew(self, sequence: RequestId) -> None:
         """The sequence has no ring, until a block comes."""
         ring = self._rings.get(sequence)
         if ring is not None:

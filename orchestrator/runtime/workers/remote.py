@@ -25,7 +25,7 @@ from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.features.outlet import FeatureOutlet
-from protocol.messages.base import Message, SequenceId
+from protocol.messages.base import Message, RequestId
 from protocol.messages.client import Refused
 from protocol.messages.features import (
     FeatureBlock,
@@ -139,9 +139,9 @@ class RemoteWorkers:
         elif worker.role == "target" and self._target_features is not None:
             _note_serving(self._target_features, message)
         elif isinstance(message, Stop):
-            self._features.forget(worker, message.sequence)
+            self._features.forget(worker, message.request)
             if worker.role == "prefill":
-                self.intake.discard(message.sequence)
+                self.intake.discard(message.request)
         elif isinstance(message, Features):
             self._features.announce(worker, message)
             return
@@ -286,9 +286,9 @@ class RemoteWorkers:
                 self.stale += 1
             case _:
                 worker.peer = peer
-                if isinstance(message, Fault) and message.sequence is not None:
+                if isinstance(message, Fault) and message.request is not None:
                     # The draft serves it no longer, and no Stop will say so.
-                    self._features.forget(worker, message.sequence)
+                    self._features.forget(worker, message.request)
                 yield Arrived(worker.role, worker.incarnation, message)
 
     def _probe(self, worker: RemoteWorker) -> None:
@@ -401,7 +401,7 @@ class _FeatureShipping:
         if outlet is not None and outlet.acknowledge(pong.sent):
             self._ship(worker, outlet)
 
-    def forget(self, worker: RemoteWorker, sequence: SequenceId) -> None:
+    def forget(self, worker: RemoteWorker, sequence: RequestId) -> None:
         """The worker serves this sequence no longer."""
         outlet = self._outlets.get(worker.incarnation)
         if outlet is not None:

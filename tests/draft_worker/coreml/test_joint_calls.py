@@ -16,7 +16,7 @@ from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.worker import DraftWorker
 from protocol.inference.slots import PREFIX
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Start
 from protocol.speculation.token_tree import Candidates
@@ -180,11 +180,11 @@ def test_one_growth_step_of_the_worker_grows_as_many_trees_as_a_call_takes(short
     worker = DraftWorker(draft, lambda: 0.0)
     for number in range(1, 6):
         tokens = tuple(range(number, number + 4))
-        list(worker.handle(Start(SequenceId(number), 0, tokens, NodeId(number), GREEDY, BestFirst(4, 4))))
-    steps: list[tuple[int, list[SequenceId]]] = []
+        list(worker.handle(Start(RequestId(number), 0, tokens, NodeId(number), GREEDY, BestFirst(4, 4))))
+    steps: list[tuple[int, list[RequestId]]] = []
     for _ in range(6):
         made = runtime.calls
-        grown = [reply.sequence for reply in worker.work() if isinstance(reply, Grow)]
+        grown = [reply.request for reply in worker.work() if isinstance(reply, Grow)]
         steps.append((runtime.calls - made, grown))
 
     assert {calls for calls, _ in steps} == {1}

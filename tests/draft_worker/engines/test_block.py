@@ -19,7 +19,7 @@ from draft_worker.candidates.head_columns import Columns
 from draft_worker.engine import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence, load
 from protocol.errors import InputError
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
@@ -101,7 +101,7 @@ def test_candidates_are_those_of_the_reference(kind: str, sampling: str, pairs: 
     reference = BlockReference(drafter, target)
     states = reference.rows([5], 12, FEATURES[:12].astype(np.float64), range(12))
     rows = min(len(path), len(states))
-    start = Start(SequenceId(1), 0, (*TEXT[:12], 5), NodeId(1), SAMPLINGS[sampling], vocabulary=VOCABULARY)
+    start = Start(RequestId(1), 0, (*TEXT[:12], 5), NodeId(1), SAMPLINGS[sampling], vocabulary=VOCABULARY)
     processors = engine.processors(start)
     # Where processors may forbid the tokens that a selector chooses among, the others are candidates too.
     spread = processors is not None
@@ -126,7 +126,7 @@ def test_a_short_head_s_candidates_are_those_of_the_whole_head_among_its_tokens(
     engine, drafter, target = pairs[kind]
     shutil.copytree(drafter, tmp_path / "short")
     short = BlockEngine.load(shorten(tmp_path / "short"), target)
-    start = Start(SequenceId(1), 0, (*TEXT[:12], 5), NodeId(1), SAMPLINGS[sampling], vocabulary=VOCABULARY)
+    start = Start(RequestId(1), 0, (*TEXT[:12], 5), NodeId(1), SAMPLINGS[sampling], vocabulary=VOCABULARY)
     batch = Batch([], [5, 9], [-1, 0], 4, processors=engine.processors(start), paths=[[], [9]])
     reference = BlockReference(drafter, target)
     states = reference.rows([5], 12, FEATURES[:12].astype(np.float64), range(12))

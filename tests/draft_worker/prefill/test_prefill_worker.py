@@ -15,7 +15,7 @@ from protocol.errors import InputError
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import open_segment
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Fault, Prefill, Stop, ToWorker
 from protocol.worker.failed_calls import SurvivingWorker
@@ -36,7 +36,7 @@ def worker(sharing: KvExchange | None = None) -> PrefillWorker:
 
 
 def asked(tokens: Sequence[int] = PROMPT[:-1], sequence: int = 1) -> Prefill:
-    return Prefill(SequenceId(sequence), tuple(tokens))
+    return Prefill(RequestId(sequence), tuple(tokens))
 
 
 def answers(reader: Worker, message: ToWorker) -> list[WorkerReply]:
@@ -55,7 +55,7 @@ def offered(reader: Worker, message: ToWorker) -> KvOffer:
 def test_an_offer_states_its_tokens_size_and_seconds():
     offer = offered(worker(), asked())
 
-    assert (offer.sequence, offer.tokens, offer.seconds) == (1, 89, 3.0)
+    assert (offer.request, offer.tokens, offer.seconds) == (1, 89, 3.0)
     # macOS rounds shared memory up to pages of 16 KiB.
     assert len(open_segment(offer.name)) >= offer.size >= 89 * 2 * 2 * 2 * 8 * 4
 
@@ -66,7 +66,7 @@ def test_prompts_are_prefilled_one_after_the_other_in_chunks():
     list(reader.handle(asked(PROMPT[:20], sequence=2)))
     turns = []
     while reader.has_work:
-        turns.append([reply.sequence for reply in reader.work() if isinstance(reply, KvOffer)])
+        turns.append([reply.request for reply in reader.work() if isinstance(reply, KvOffer)])
 
     assert turns == [[], [], [1], [2]]
 
@@ -96,7 +96,7 @@ def test_a_stopped_prefill_leaves_no_arena(registry: Any):
     list(reader.work())
     (entry,) = registry.glob("*")
 
-    list(reader.handle(Stop(SequenceId(1))))
+    list(reader.handle(Stop(RequestId(1))))
 
     assert not reader.has_work
     assert not exists(entry.name)
@@ -106,7 +106,7 @@ def test_an_offered_arena_outlives_a_stop():
     reader = worker()
     offer = offered(reader, asked())
 
-    list(reader.handle(Stop(SequenceId(1))))
+    list(reader.handle(Stop(RequestId(1))))
 
     assert exists(offer.name)
 
@@ -116,7 +116,7 @@ def test_a_prompt_beyond_the_engine_s_limits_is_refused(tokens: list[int]):
     (fault,) = answers(worker(), asked(tokens))
 
     assert isinstance(fault, Fault)
-    assert (fault.kind, fault.sequence) == ("refused", 1)
+    assert (fault.kind, fault.request) == ("refused", 1)
 
 
 def test_without_memory_a_prompt_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch):
@@ -149,7 +149,7 @@ def test_a_prompt_whose_forward_fails_is_given_up_and_the_next_one_is_prefilled(
     (fault,) = answers(reader, asked())
 
     assert isinstance(fault, Fault)
-    assert (fault.kind, fault.sequence) == ("refused", 1)
+    assert (fault.kind, fault.request) == ("refused", 1)
     assert words in fault.text
     assert not any(exists(entry.name) for entry in registry.glob("*"))
     assert offered(reader, asked(PROMPT[:20], sequence=2)).tokens == 20

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orchestrator.core.prefills import ArenaIndex, PrefillCosts
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference
 
 STEM = list(range(100, 100 + MIN_SHARED_TOKENS))
@@ -15,7 +15,7 @@ LIMIT = 100
 
 
 def offer(sequence: int, name: str, tokens: int, size: int = 10) -> KvOffer:
-    return KvOffer(SequenceId(sequence), name, tokens, size, 0.0)
+    return KvOffer(RequestId(sequence), name, tokens, size, 0.0)
 
 
 class Library(RuleBasedStateMachine):
@@ -76,7 +76,7 @@ class Library(RuleBasedStateMachine):
             id = data.draw(st.sampled_from(self.live()))
             self.ended.add(id)
             self.lent.pop(id, None)
-            self.give_up(self.library.request_ended(SequenceId(id)))
+            self.give_up(self.library.request_ended(RequestId(id)))
 
     @rule(data=st.data())
     def unusable(self, data):
@@ -95,7 +95,7 @@ class Library(RuleBasedStateMachine):
         if self.live():
             id = data.draw(st.sampled_from(self.live()))
             found = self.check(self.requests[id])
-            self.library.pin(SequenceId(id), found)
+            self.library.pin(RequestId(id), found)
             self.lent.pop(id, None)
             if found:
                 self.lent[id] = found.name
@@ -105,7 +105,7 @@ class Library(RuleBasedStateMachine):
         if self.lent:
             id = data.draw(st.sampled_from(sorted(self.lent)))
             del self.lent[id]
-            self.give_up(self.library.unpin(SequenceId(id)))
+            self.give_up(self.library.unpin(RequestId(id)))
 
     def check(self, wanted: list[int]) -> KvReference | None:
         found = self.library.find(wanted)
@@ -158,7 +158,7 @@ def test_an_arena_does_not_pass_to_a_sequence_of_other_tokens(over: bool):
     library = ArenaIndex(LIMIT)
     library.offer(offer(1, "arena", MIN_SHARED_TOKENS), STEM)
     if over:
-        library.request_ended(SequenceId(1))
+        library.request_ended(RequestId(1))
 
     assert library.offer(offer(2, "arena", MIN_SHARED_TOKENS), STEM[::-1]) == []
     assert library.find([*STEM[::-1], 1]) is None

@@ -6,7 +6,7 @@ from orchestrator.core.commands import Dismiss, SendMessage
 from orchestrator.core.events import Arrived
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
 from orchestrator.lab.simulate.workers import ModelledDraft
-from protocol.messages.base import Level, Role, SequenceId
+from protocol.messages.base import Level, RequestId, Role
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Projection, Tap, Taps
 from protocol.messages.worker import Reroot, Start
 from tests.support.recording_target import RING, TAPS, RecordingTarget, reading
@@ -214,7 +214,7 @@ def test_features_that_fit_no_committed_tokens_are_dropped():
     sequence = simulation.machine.requests[ONE]
     sent, stale = len(relayed(simulation)), simulation.machine.stale
     for sequence_id, round, first, rows in (
-        (SequenceId(99), 0, 0, 1),
+        (RequestId(99), 0, 0, 1),
         (ONE, sequence.round + 1, 0, 1),
         (ONE, sequence.round, sequence.position, 1),
     ):

@@ -13,7 +13,7 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.worker_host import BuildWorker, Work
 from orchestrator.lab.simulate.workers import ModelledTarget
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.sampling import TokenLogprob
 from protocol.messages.worker import (
     Fault,
@@ -91,9 +91,9 @@ class LyingTarget(ModelledTarget):
                 works = [self.handle(tree) for tree in trees]
                 replies = tuple(reply for work in works for reply in work.replies)
                 return Work(replies, max(work.seconds for work in works))
-            case Start(sequence=1) if lie.start is not None:
+            case Start(request=1) if lie.start is not None:
                 return Work(lie.start)
-            case Verify(sequence=1) if lie.verify is not None:
+            case Verify(request=1) if lie.verify is not None:
                 return Work(lie.verify)
             case Ping():
                 return Work((*super().handle(message).replies, *lie.always))
@@ -117,7 +117,7 @@ class Pinged(ScriptedSimulation):
         self.clock.at(self.now + PING_SECONDS, self.ping)
 
     def step(self, event: Event) -> list[Command]:
-        if isinstance(event, Submitted) and event.sequence == ONE:
+        if isinstance(event, Submitted) and event.request == ONE:
             sampling = replace(event.task.sampling, **self.asked)
             event = Submitted(ONE, dataclasses.replace(event.task, sampling=sampling))
         return super().step(event)
@@ -125,10 +125,10 @@ class Pinged(ScriptedSimulation):
     def count(self, *kinds: type[Command]) -> int:
         return sum(isinstance(command, kinds) for command in self.commands)
 
-    def asked_about(self, sequence: SequenceId) -> int:
+    def asked_about(self, sequence: RequestId) -> int:
         """How many Starts and trees of a sequence were sent."""
         trees = self.sent(Verify) + [tree for forest in self.sent(Forest) for tree in forest.trees]
-        return sum(message.sequence == sequence for message in self.sent(Start) + trees)
+        return sum(message.request == sequence for message in self.sent(Start) + trees)
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -180,13 +180,13 @@ class SlowTarget(ModelledTarget):
 
     def __init__(self, step: float, prefill_rate: float, start: float) -> None:
         super().__init__(LANGUAGE, DevicePace(steps=((1, step),), prefill_rate=prefill_rate))
-        self.start, self.started = start, set[SequenceId]()
+        self.start, self.started = start, set[RequestId]()
 
     def handle(self, message: ToWorker) -> Work:
         work = super().handle(message)
-        if not self.start or not isinstance(message, Start) or message.sequence in self.started:
+        if not self.start or not isinstance(message, Start) or message.request in self.started:
             return work
-        self.started.add(message.sequence)
+        self.started.add(message.request)
         read = self.work()
         assert read is not None
         return Work((*work.replies, *read.replies), self.start)

@@ -17,7 +17,7 @@ from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from orchestrator.runtime.recording import Journal, replay
-from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
     Fault,
@@ -220,8 +220,8 @@ def test_requests_beside_the_one_that_ends_targets_are_tried_one_by_one():
     simulation.run_while(lambda: len(simulation.sent(Verify)) + len(simulation.sent(Forest)) < 3)
     simulation.kill("target")
 
-    assert run_with_deaths(simulation, SequenceId(5)) == 1
-    refused = [command.sequence for command in simulation.commands if isinstance(command, Reject)]
+    assert run_with_deaths(simulation, RequestId(5)) == 1
+    refused = [command.request for command in simulation.commands if isinstance(command, Reject)]
     assert refused == [5]
     assert all(client.tokens == client.reference for id, client in simulation.clients.items() if id != 5)
 
@@ -324,7 +324,7 @@ def test_an_ended_request_leaves_nothing_and_the_others_go_on(reason):
     assert simulation.clients[first].reason == reason
     assert simulation.clients[second].tokens == simulation.clients[second].reference
     assert simulation.machine.requests == {}
-    assert {stop.sequence for stop in simulation.sent(Stop, simulation.own["target"])} == {first, second}
+    assert {stop.request for stop in simulation.sent(Stop, simulation.own["target"])} == {first, second}
 
 
 class RefusingTarget(ModelledTarget):
@@ -332,7 +332,7 @@ class RefusingTarget(ModelledTarget):
 
     def handle(self, message: ToWorker) -> Work:
         if isinstance(message, Verify) and len(message.tokens) > 1:
-            return Work((Fault("refused", "nonsense", message.sequence, len(message.tokens) - 1),))
+            return Work((Fault("refused", "nonsense", message.request, len(message.tokens) - 1),))
         return super().handle(message)
 
 
@@ -412,7 +412,7 @@ class WrongAnswerTarget(ModelledTarget):
     def handle(self, message: ToWorker) -> Work:
         self.starts += isinstance(message, Start)
         if isinstance(message, Verify) and self.starts == 1 and message.round == 2:
-            return Work((Verdict(message.sequence, message.round, (NodeId(5),), 1, 0.01),))
+            return Work((Verdict(message.request, message.round, (NodeId(5),), 1, 0.01),))
         return super().handle(message)
 
 
@@ -481,7 +481,7 @@ def test_a_recorded_log_replays_to_the_same_commands(tmp_path):
 # Messages that come late --------------------------------------------------------------------------
 
 
-LIVE, OVER, UNKNOWN = SequenceId(2), SequenceId(1), SequenceId(77)
+LIVE, OVER, UNKNOWN = RequestId(2), RequestId(1), RequestId(77)
 MANY = 100_000
 
 
@@ -520,14 +520,14 @@ def stale_event(simulation: ScriptedSimulation, source: random.Random) -> Arrive
             lambda: Arrived("target", target, verdict),
             lambda: Arrived("target", target, msgspec.structs.replace(verdict, round=sequence.round + 1)),
             lambda: Arrived("target", target, msgspec.structs.replace(verdict, round=sequence.round, path=path)),
-            lambda: Arrived("target", target, msgspec.structs.replace(verdict, sequence=OVER)),
+            lambda: Arrived("target", target, msgspec.structs.replace(verdict, request=OVER)),
             lambda: Arrived("target", target + source.choice((-1, 1)), verdict),
             lambda: Arrived("target", target, Prefilled(LIVE, old, 2, 0.01)),
             lambda: Arrived("target", target, Prefilled(LIVE, sequence.round, 2, 0.01)),
             lambda: Arrived("target", target, Fault("lost", "late", OVER)),
             lambda: Arrived("target", target, Fault("refused", "late", UNKNOWN)),
             lambda: Arrived("draft", draft + source.choice((-1, 1)), growth),
-            lambda: Arrived("draft", draft, msgspec.structs.replace(growth, sequence=OVER)),
+            lambda: Arrived("draft", draft, msgspec.structs.replace(growth, request=OVER)),
             lambda: Arrived("draft", draft, Fault("lost", "late", UNKNOWN)),
         )
     )()

@@ -8,7 +8,7 @@ from orchestrator.core.policy.expected_rate import best_count, best_counts
 from orchestrator.core.policy.strategies import STRATEGIES, Autoregressive
 from orchestrator.core.scheduler import Scheduler
 from orchestrator.lab.simulate.devices import Wire
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.worker import Forest, Start, Stop, Verdict, Verify
 from tests.support.scripted_simulation import ONE, THREE, TWO, ScriptedSimulation, ready
 
@@ -16,7 +16,7 @@ from tests.support.scripted_simulation import ONE, THREE, TWO, ScriptedSimulatio
 def rounds(simulation: ScriptedSimulation) -> list[list[int]]:
     """Whose trees each of the target's forwards was about."""
     messages = [message for message in simulation.sent(object) if isinstance(message, Verify | Forest)]
-    return [[one.sequence for one in (m.trees if isinstance(m, Forest) else (m,))] for m in messages]
+    return [[one.request for one in (m.trees if isinstance(m, Forest) else (m,))] for m in messages]
 
 
 def submit(simulation: ScriptedSimulation, *max_tokens: int) -> None:
@@ -63,7 +63,7 @@ def test_a_lost_verdict_delays_its_own_request_only():
     simulation = ready("ar")
     submit(simulation, 10, 10)
     simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 3)
-    simulation.holds = lambda message: isinstance(message, Verdict) and message.sequence == TWO
+    simulation.holds = lambda message: isinstance(message, Verdict) and message.request == TWO
     began = simulation.now
     simulation.run_while(lambda: ONE in simulation.live)
     assert simulation.now < began + 1.0
@@ -93,7 +93,7 @@ def test_a_long_prompt_lets_the_others_have_a_round_a_second():
     simulation.submit(1, max_tokens=50)
     simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 4)
     # This prompt is never read to its end.
-    simulation.holds = lambda message: isinstance(message, Start) and message.sequence == TWO
+    simulation.holds = lambda message: isinstance(message, Start) and message.request == TWO
     simulation.submit(2, max_tokens=5)
     before = len(simulation.clients[ONE].tokens)
     simulation.run_until(simulation.now + 4.5)
@@ -122,22 +122,22 @@ def test_requests_beyond_the_places_wait_and_take_turns():
 
     assert all(len(sharing) <= 2 for sharing in rounds(simulation))
     assert tokens_are_exact(simulation)
-    served: list[int] = [command.sequence for command in simulation.commands if isinstance(command, Emit)]
+    served: list[int] = [command.request for command in simulation.commands if isinstance(command, Emit)]
     assert served.index(4) < len(served) - served[::-1].index(1), "the last one begins before the first one has ended"
-    stopped = [message.sequence for message in simulation.sent(Stop)]
+    stopped = [message.request for message in simulation.sent(Stop)]
     assert stopped.count(ONE) > 2, "who made room is not served meanwhile"
 
 
 def test_places_go_round():
     scheduler = Scheduler(Autoregressive(Options()), 2, turn=10)
 
-    assert [scheduler.add(SequenceId(id)) for id in (1, 2, 3, 4)] == [True, True, False, False]
-    assert scheduler.preempt(SequenceId(1), 9) is None
-    assert scheduler.preempt(SequenceId(1), 1) == 3
-    assert scheduler.preempt(SequenceId(2), 12) == 4
-    assert scheduler.remove(SequenceId(2)) is None, "it waited"
-    assert scheduler.remove(SequenceId(3)) == 1
-    assert scheduler.preempt(SequenceId(4), 100) is None, "no request waits"
+    assert [scheduler.add(RequestId(id)) for id in (1, 2, 3, 4)] == [True, True, False, False]
+    assert scheduler.preempt(RequestId(1), 9) is None
+    assert scheduler.preempt(RequestId(1), 1) == 3
+    assert scheduler.preempt(RequestId(2), 12) == 4
+    assert scheduler.remove(RequestId(2)) is None, "it waited"
+    assert scheduler.remove(RequestId(3)) == 1
+    assert scheduler.preempt(RequestId(4), 100) is None, "no request waits"
 
 
 def test_the_most_probable_nodes_of_all_trees_are_verified_together():

@@ -9,7 +9,7 @@ from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledTarget
-from protocol.messages.base import Role, SequenceId
+from protocol.messages.base import RequestId, Role
 from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import FromWorker, Prefill, Prefilled, Start, Stop, ToWorker, Verdict
 from protocol.worker.pacing import DevicePace
@@ -36,15 +36,15 @@ class SavingTarget(ModelledTarget):
     def __init__(self, arenas: Arenas) -> None:
         super().__init__(LANGUAGE, TARGET, CONTEXT)
         self.arenas = arenas
-        self.tokens: dict[SequenceId, list[int]] = {}
-        self.names: dict[SequenceId, str] = {}
+        self.tokens: dict[RequestId, list[int]] = {}
+        self.names: dict[RequestId, str] = {}
         self.given_up: set[str] = set()
 
     def handle(self, message: ToWorker) -> Work:
         if isinstance(message, KvRelease):
             self.given_up.add(message.name)
         if isinstance(message, Start):
-            self.tokens[message.sequence] = list(message.tokens)
+            self.tokens[message.request] = list(message.tokens)
             if message.adopt is not None:
                 held = self.arenas.tokens[message.adopt.name][: message.adopt.tokens]
                 assert held == list(message.tokens[: message.adopt.tokens])
@@ -63,16 +63,16 @@ class SavingTarget(ModelledTarget):
             reply = replace(reply, warning="torn")
         if not isinstance(reply, Prefilled | Verdict):
             return [reply]
-        tokens = self.tokens[reply.sequence]
+        tokens = self.tokens[reply.request]
         if isinstance(reply, Verdict):
             end = len(tokens) + len(reply.path) + 1
-            tokens += [LANGUAGE.token(reply.sequence, position) for position in range(len(tokens), end)]
-        name = self.names.setdefault(reply.sequence, f"lp-{len(self.arenas.tokens):010x}{reply.sequence:010x}")
+            tokens += [LANGUAGE.token(reply.request, position) for position in range(len(tokens), end)]
+        name = self.names.setdefault(reply.request, f"lp-{len(self.arenas.tokens):010x}{reply.request:010x}")
         held = self.arenas.tokens.get(name, [])
         if name in self.given_up or len(tokens) - 1 < max(32, len(held) + 8):
             return [reply]
         self.arenas.tokens[name] = tokens[:-1]
-        return [reply, KvOffer(reply.sequence, name, len(tokens) - 1, SIZE, 0.0)]
+        return [reply, KvOffer(reply.request, name, len(tokens) - 1, SIZE, 0.0)]
 
 
 class ArenaPrefill(ModelledPrefill):
@@ -237,7 +237,7 @@ def test_of_a_conversation_only_the_last_turn_keeps_an_arena():
     prompt = PROMPT
     for turn in range(1, 8):
         simulation.serve(turn, 20, prompt)
-        prompt = (*prompt, *simulation.clients[SequenceId(turn)].tokens, turn, 0, 1)
+        prompt = (*prompt, *simulation.clients[RequestId(turn)].tokens, turn, 0, 1)
 
     assert len(simulation.arenas.tokens) == 1
     assert [adopted >= before - 24 for before, adopted in prefilled(simulation)[1:]] == [True] * 6
@@ -247,7 +247,7 @@ def test_what_is_being_adopted_is_not_given_up_meanwhile():
     simulation = KvSimulation(arena_memory=1)
     simulation.serve(1, 5)
     (kept,) = simulation.arenas.tokens
-    simulation.holds = lambda message: isinstance(message, Prefilled) and message.sequence == TWO
+    simulation.holds = lambda message: isinstance(message, Prefilled) and message.request == TWO
     simulation.submit(2, 5, prompt=PROMPT)
     simulation.submit(3, 5, prompt=(9, *PROMPT))
     simulation.run_while(lambda: THREE in simulation.live)

@@ -53,7 +53,7 @@ def test_a_target_that_has_a_prompt_to_read_begins_no_round_of_the_others():
     simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 6)
     before = len(_asked(simulation))
     simulation.run_while(lambda: not simulation.clients[TWO].tokens)
-    alone = [tree for tree in _asked(simulation)[before:] if tree.sequence == ONE]
+    alone = [tree for tree in _asked(simulation)[before:] if tree.request == ONE]
 
     assert alone
     assert not any(tree.plain_next for tree in alone[:-1])
@@ -131,7 +131,7 @@ def test_a_verdict_of_the_root_alone_with_a_path_is_stale():
     tree = simulation.sent(Verify)[-1]
     path = (node_id(tree.root, tree.tokens[1]),)
     before = simulation.machine.stale
-    verdict = Verdict(tree.sequence, tree.round, path, 1, 0.01, root_alone=True)
+    verdict = Verdict(tree.request, tree.round, path, 1, 0.01, root_alone=True)
 
     assert simulation.step(Arrived("target", simulation.own["target"], verdict)) == []
     assert simulation.machine.stale == before + 1

@@ -9,11 +9,11 @@ from orchestrator.core.events import Arrived, Submitted, Task, WorkerDown, Worke
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.workers import modelled_hello
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Prefilled, Prefilling, PromptLogprobs, Start, Verify
 
-ONE = SequenceId(1)
+ONE = RequestId(1)
 PROMPT = (1, 2, 3, 4, 5)
 LIKELIHOODS = tuple(TokenLogprob(-float(place)) for place in range(len(PROMPT) - 1))
 READY = Prefilled(ONE, 0, len(PROMPT) - 1, 0.1)
@@ -137,7 +137,7 @@ def test_a_client_learns_how_far_its_prompt_was_read_four_times_a_second():
 def test_a_report_that_does_not_fit_is_dropped():
     machine = reading()
 
-    for message in (Prefilling(SequenceId(2), 0, 5), Prefilling(ONE, 1, 5), Prefilling(ONE, 0, 101)):
+    for message in (Prefilling(RequestId(2), 0, 5), Prefilling(ONE, 1, 5), Prefilling(ONE, 0, 101)):
         assert progress(machine, message, 1.0) == []
     machine.step(Arrived("target", 1, Prefilled(ONE, 0, 100, 0.1)), 1.0)
     assert progress(machine, Prefilling(ONE, 0, 50), 2.0) == []

@@ -16,7 +16,7 @@ from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.answer_format import AnswerFormat
 from orchestrator.text.tokenizer import TextCodec
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.client import Submit
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.transport import Stamp
@@ -37,7 +37,7 @@ def generated(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[TextPiec
     """The pieces and the result that a client gets for these tokens, split at random."""
     source = random.Random(seed)
     submit = Submit("r", "", None, Sampling(), 99, stops)
-    state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, CODEC)
+    state = RequestState.open(RequestId(1), b"", Stamp(0, 0), submit, CODEC)
     rest, pieces, place = [*IDS, END], [], 0
     while rest and not state.stopped:
         count = source.randrange(1, 4)

@@ -11,7 +11,7 @@ from orchestrator.http.responses.request import messages
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.client import Submit, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.messages.sampling import Sampling
@@ -97,7 +97,7 @@ def test_the_mark_of_a_token_is_not_that_of_its_text(may: ChatTemplate):
     assert start is not None
     spelt = [token for piece in ("<", "think", ">") for token in codec.encode(piece, special=False)]
     submit = Submit("r", "", None, Sampling(), 99, marked=(start,))
-    state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, codec)
+    state = RequestState.open(RequestId(1), b"", Stamp(0, 0), submit, codec)
     tokens = [*spelt, start, *codec.encode("é", special=False)[:1], start, *spelt]
 
     said = "".join(state.output((token,)).text for token in tokens)
@@ -132,7 +132,7 @@ def test_stop_strings_are_not_looked_for_in_thoughts(
     ((_, params),) = pipeline.asked
     assert (params.stop, params.thought) == (("Q?",), thought)
     submit = params.submit("r", "a")
-    state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, TEMPLATE.codec)
+    state = RequestState.open(RequestId(1), b"", Stamp(0, 0), submit, TEMPLATE.codec)
     assert state.stops.push(f"{thought.start}Q?{thought.end}Q?") == (f"{thought.start}Q?{thought.end}", True)
 
 
@@ -239,7 +239,7 @@ def test_special_tokens_are_text_only_where_they_are_markers(harmony: ChatTempla
 
     for seen, expected in ((shown, CHANNELS), ((), codec.decode(tokens))):
         submit = Submit("r", "", None, Sampling(), 99, shown=seen)
-        state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, codec)
+        state = RequestState.open(RequestId(1), b"", Stamp(0, 0), submit, codec)
         pieces = [state.output((token,)).text for token in tokens]
         rest = state.rest()
         assert "".join(pieces) + (rest.text if rest else "") == expected

@@ -79,7 +79,7 @@ def test_a_draft_takes_steps_of_the_width_that_is_asked_for_and_never_rests(widt
         for grow in worker.work():
             assert isinstance(grow, Grow)
             full_steps += grow.evaluated == width
-            messages = growing.begin() if growing.heard(grow.sequence, len(grow.tokens)) else []
+            messages = growing.begin() if growing.heard(grow.request, len(grow.tokens)) else []
 
     assert full_steps >= 20
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.recording import Recording, load_record
-from protocol.messages.base import Message, NodeId, Role, SequenceId
+from protocol.messages.base import Message, NodeId, RequestId, Role
 from protocol.messages.worker import Grow, Hello, Pong, Prefilled, Verdict, Verify
 from protocol.worker.spans import SpanKind, load_spans
 
-ONE = SequenceId(1)
+ONE = RequestId(1)
 PREFILLED = Prefilled(ONE, 0, 4, 0.0)
 VERDICT = Verdict(ONE, 0, (), 3, 0.0)
 

@@ -10,7 +10,7 @@ from orchestrator.core.events import Event
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.runtime.telemetry import FRAME_INTERVAL, MAX_SUBSCRIBERS, Subscribers, TelemetryRecorder
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.telemetry import (
     MAX_NODES,
     MAX_ROUNDS,
@@ -39,7 +39,7 @@ class WatchedSimulation(ScriptedSimulation):
         return commands
 
     def frame(self, after: int = 0, wanted: int | None = None) -> TelemetryFrame:
-        return self.recorder.frame(after, None if wanted is None else SequenceId(wanted), self.now)
+        return self.recorder.frame(after, None if wanted is None else RequestId(wanted), self.now)
 
 
 def watched(events: int = 2000, *requests: int, **options) -> WatchedSimulation:
@@ -135,7 +135,7 @@ def test_an_ended_request_is_reported_once_with_its_statistics():
     simulation = watched()
     (ended,) = simulation.frame().ended
 
-    assert ended.sequence == 1
+    assert ended.request == 1
     assert ended.statistics == simulation.statistics()
     assert simulation.frame(after=simulation.recorder.serial).ended == ()
 
@@ -157,9 +157,9 @@ def test_the_latest_request_is_selected_unless_another_one_is_wanted_and_rounds_
     simulation = watched(60, 1, 2, 3)
     selected = [simulation.frame(wanted=wanted).selected for wanted in (None, 1, 2, 99)]
 
-    assert [one.sequence for one in selected if one] == [3, 1, 2, 3]
-    assert [one.sequence for one in simulation.frame().requests] == [1, 2, 3]
-    assert {verified.sequence for verified in simulation.frame().verified} == {1, 2, 3}
+    assert [one.request for one in selected if one] == [3, 1, 2, 3]
+    assert [one.request for one in simulation.frame().requests] == [1, 2, 3]
+    assert {verified.request for verified in simulation.frame().verified} == {1, 2, 3}
 
 
 def test_a_frame_is_bounded_however_much_happened():
@@ -228,7 +228,7 @@ def test_a_frame_waits_until_something_happens():
 
     assert subscriber == "a"
     assert frame.selected is not None
-    assert frame.selected.sequence == 2
+    assert frame.selected.request == 2
 
 
 def test_each_watch_is_answered_once_and_the_oldest_of_too_many_are_dropped():

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from protocol.features.blocks import as_float32, received, shipments
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import MAX_CONTEXT, SequenceId
+from protocol.messages.base import MAX_CONTEXT, RequestId
 from protocol.messages.features import FeatureForm, FeatureShipment
 from protocol.messages.remote import MAX_PAYLOAD
 
 FORM = FeatureForm((0, 2), width=8)
-ONE = SequenceId(1)
+ONE = RequestId(1)
 
 
 def sent(rows: np.ndarray, first: int = 0, form: FeatureForm = FORM) -> list[FeatureShipment]:
@@ -35,7 +35,7 @@ def test_blocks_hold_all_rows_in_order_and_none_is_too_large(count: int, first: 
     expected = first
     arrived = []
     for block, payload in blocks:
-        assert (block.first, block.sequence, block.round) == (expected, 1, 3)
+        assert (block.first, block.request, block.round) == (expected, 1, 3)
         expected += block.rows
         found = received(block, payload)
         assert found is not None

@@ -9,14 +9,14 @@ from protocol.features.blocks import halved, received
 from protocol.features.outlet import FeatureOutlet
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection
 from protocol.messages.remote import MAX_PAYLOAD
 
 pytestmark = pytest.mark.usefixtures("registry")
 RECORDED = FeatureForm((-1, 1, 4), 1024)
 READ = FeatureForm((1, 4), 1024)
-ONE = SequenceId(1)
+ONE = RequestId(1)
 A_BLOCK = MAX_PAYLOAD // (2 * 1024 * 2)
 """Tokens of the largest block."""
 
@@ -56,7 +56,7 @@ def test_a_draft_gets_its_own_columns_of_what_is_announced(ring: FeatureRing, ou
     (shipment,) = outlet.due().blocks
     found = received(shipment.block, shipment.payload)
 
-    assert (shipment.block.sequence, shipment.block.round, shipment.block.form) == (ONE, 3, READ)
+    assert (shipment.block.request, shipment.block.round, shipment.block.form) == (ONE, 3, READ)
     assert found is not None
     assert np.array_equal(found, rows(7, 5)[:, 1024:].astype(np.float32))
 

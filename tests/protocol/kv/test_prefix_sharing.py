@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from protocol.kv.prefix_sharing import Found, PrefixSharing
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 
 CHUNK = 40
 LIMIT = 10_000
@@ -49,7 +49,7 @@ class Worker:
     """Counts `evaluated` tokens by sequence, without a model."""
 
     def __init__(self, limit: int = LIMIT, copyable: bool = True, pool: int | None = None) -> None:
-        self.live: dict[SequenceId, FakeSequence] = {}
+        self.live: dict[RequestId, FakeSequence] = {}
         self.closed: list[FakeKv] = []
         self.sharing = PrefixSharing(self.live, limit, self.closed.append, pool)
         self.evaluated: dict[int, int] = {}
@@ -58,7 +58,7 @@ class Worker:
     def start(self, id: int, prefix: Sequence[int]) -> Found[FakeKv] | None:
         sequence = FakeSequence(prefix, FakeKv(copyable=self.copyable))
         found = self.sharing.find(prefix)
-        self.live[SequenceId(id)] = sequence
+        self.live[RequestId(id)] = sequence
         self.evaluated[id] = 0
         self.take_over(sequence, found)
         return found
@@ -70,10 +70,10 @@ class Worker:
             sequence.kv = FakeKv(list(sequence.prefix[: found.tokens]), self.copyable)
 
     def end(self, id: int) -> None:
-        self.sharing.end(self.live.pop(SequenceId(id)))
+        self.sharing.end(self.live.pop(RequestId(id)))
 
     @property
-    def waiting(self) -> list[SequenceId]:
+    def waiting(self) -> list[RequestId]:
         """Waiting sequences. After its prefill chunk, a sequence is the last one."""
         return [id for id, sequence in self.live.items() if sequence.prefilled < len(sequence.prefix)]
 
@@ -109,7 +109,7 @@ def test_a_sequence_that_comes_back_does_not_wait_for_one_that_waited_for_it():
     worker.start(1, [1] * 200)
     worker.start(2, range(200))
     assert worker.work() == 0
-    worker.live.pop(SequenceId(0))
+    worker.live.pop(RequestId(0))
     assert worker.work() == 1
     worker.start(0, range(200))
     worker.prefill_all()
@@ -123,7 +123,7 @@ def test_an_ended_sequence_is_preferred_to_a_live_one_that_shares_little_more(li
     worker.start(0, range(live))
     worker.start(1, [*range(100), 7])
     worker.prefill_all()
-    ended = worker.live[SequenceId(1)].kv
+    ended = worker.live[RequestId(1)].kv
     worker.end(1)
 
     found = worker.sharing.find(range(200))
@@ -184,7 +184,7 @@ def test_every_prompt_is_prefilled_in_any_order_of_starts_and_ends(seed: int):
 def test_a_state_is_shared_up_to_where_it_can_be_cut(live: bool):
     """An ended sequence and a live one, whose KV has states at 64 and 128 tokens."""
     worker, prompt = Worker(), list(range(200))
-    worker.live[SequenceId(1)] = FakeSequence(prompt, FakeKv(list(prompt), states=(64, 128)))
+    worker.live[RequestId(1)] = FakeSequence(prompt, FakeKv(list(prompt), states=(64, 128)))
     if not live:
         worker.end(1)
 
@@ -198,7 +198,7 @@ def test_a_state_is_shared_up_to_where_it_can_be_cut(live: bool):
 def test_a_state_that_can_not_be_cut_from_a_longer_one_stays():
     worker, prompt = Worker(), list(range(200))
     for id, length in ((1, 100), (2, 200)):
-        worker.live[SequenceId(id)] = FakeSequence(prompt[:length], FakeKv(prompt[:length], states=(length,)))
+        worker.live[RequestId(id)] = FakeSequence(prompt[:length], FakeKv(prompt[:length], states=(length,)))
         worker.end(id)
 
     found = worker.sharing.find([*prompt[:120], *range(500, 540)])

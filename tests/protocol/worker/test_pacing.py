@@ -22,7 +22,7 @@ from orchestrator.machine.profiles.device_profiles import (
     worker_pace,
 )
 from protocol.errors import InputError
-from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Hello, Paced, Start, Verdict, Verify
@@ -204,8 +204,8 @@ def test_a_paced_target_reports_the_device_s_seconds_and_its_own_tokens():
     hello = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
     plain = TargetWorker(TargetEngine(tree_model()), _Time(), hello)
     paced = TargetWorker(TargetEngine(tree_model()), time, hello, pacer)
-    start = Start(SequenceId(1), 0, (5, 9, 2), NodeId(7), Sampling())
-    verify = Verify(SequenceId(1), 0, NodeId(7), 2, (2, 4, 8), (-1, 0, 1))
+    start = Start(RequestId(1), 0, (5, 9, 2), NodeId(7), Sampling())
+    verify = Verify(RequestId(1), 0, NodeId(7), 2, (2, 4, 8), (-1, 0, 1))
 
     verdicts = []
     for worker in (plain, paced):
@@ -235,7 +235,7 @@ def test_the_hello_of_a_paced_worker_states_the_device_s_costs_and_not_this_mach
 def test_a_paced_draft_reports_the_device_s_seconds_for_all_it_evaluated():
     pacer, time = _pacer()
     worker = DraftWorker(FakeEngine(), time, pacer=pacer)
-    list(worker.handle(Start(SequenceId(1), 0, (1, 2, 3), NodeId(7), Sampling(), BestFirst(width=4, fan=2))))
+    list(worker.handle(Start(RequestId(1), 0, (1, 2, 3), NodeId(7), Sampling(), BestFirst(width=4, fan=2))))
 
     grown = [grow for _ in range(4) for grow in worker.work() if isinstance(grow, Grow)]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Grow, Hello, Start, ToWorker, Verdict, Verify
 from protocol.worker.spans import ClockProbes, SpanKind, SpanRing, load_spans
 from protocol.worker.tracing import TracedWorker, load_script, run_script, traced
 
-START = Start(SequenceId(1), 0, (1, 2), NodeId(9), Sampling(), BestFirst(1, 1))
+START = Start(RequestId(1), 0, (1, 2), NodeId(9), Sampling(), BestFirst(1, 1))
 
 
 class Ticking:
@@ -49,7 +49,7 @@ class Steps:
         first = None not in self.asked
         self.asked.append(None)
         if not first:
-            yield Grow(SequenceId(1), 0, (NodeId(9),), (3,), (0.5,), 4, 0.0)
+            yield Grow(RequestId(1), 0, (NodeId(9),), (3,), (0.5,), 4, 0.0)
 
 
 def ring_of(count: int, capacity: int) -> SpanRing:
@@ -131,7 +131,7 @@ class BeginsEarly(Steps):
     seconds = 0.0
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
-        yield Verdict(SequenceId(1), 0, (), 3, self.seconds)
+        yield Verdict(RequestId(1), 0, (), 3, self.seconds)
 
     def work(self) -> Iterator[FromWorker]:
         yield from ()
@@ -143,7 +143,7 @@ class BeginsEarly(Steps):
 def test_a_forward_that_began_as_a_unit_of_work_is_one_span(seconds: float, spans: list[tuple[SpanKind, int]]):
     ring, target = SpanRing(16, Ticking()), BeginsEarly()
     target.seconds = seconds
-    run_script(TracedWorker(target, ring), [None, Verify(SequenceId(1), 0, NodeId(9), 0, (1,), (-1,))])
+    run_script(TracedWorker(target, ring), [None, Verify(RequestId(1), 0, NodeId(9), 0, (1,), (-1,))])
 
     assert [(SpanKind(span["kind"]), int(span["begin"])) for span in ring.spans()][: len(spans)] == spans
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import modelled_hello
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import (
     Fault,
@@ -40,9 +40,9 @@ class FaultyTarget:
         self._inner = inner
         self._source = source
         self._share = share
-        self._unusable: set[SequenceId] = set()
+        self._unusable: set[RequestId] = set()
         """Sequences whose arena can't be used."""
-        self._answered: set[tuple[SequenceId, int]] = set()
+        self._answered: set[tuple[RequestId, int]] = set()
         """Rounds with a verdict: a repeated Verify gets the same verdict."""
 
     def handle(self, message: ToWorker) -> Work:
@@ -52,7 +52,7 @@ class FaultyTarget:
             case Forest(trees):
                 return self._verify(trees)
             case Start(adopt=KvReference()) if self._source.random() < 0.5:
-                self._unusable.add(message.sequence)
+                self._unusable.add(message.request)
                 message = replace(message, adopt=None)
             case _:
                 pass
@@ -69,11 +69,11 @@ class FaultyTarget:
         return work._replace(replies=(*refused, *work.replies))
 
     def _fault(self, verify: Verify) -> Fault | None:
-        if (verify.sequence, verify.round) in self._answered:
+        if (verify.request, verify.round) in self._answered:
             return None
         if len(verify.tokens) > 1 and self._is_unusual():
-            return Fault("refused", "This tree is not valid.", verify.sequence, len(verify.tokens) - 1)
-        return Fault("lost", "Out of memory.", verify.sequence) if self._is_unusual() else None
+            return Fault("refused", "This tree is not valid.", verify.request, len(verify.tokens) - 1)
+        return Fault("lost", "Out of memory.", verify.request) if self._is_unusual() else None
 
     def work(self) -> Work | None:
         work = self._inner.work()
@@ -86,15 +86,15 @@ class FaultyTarget:
         return work._replace(replies=tuple(reply for one in work.replies for reply in self._replies(one)))
 
     def _replies(self, reply: FromWorker) -> Iterator[FromWorker]:
-        if isinstance(reply, Prefilled) and reply.sequence in self._unusable:
-            self._unusable.remove(reply.sequence)
+        if isinstance(reply, Prefilled) and reply.request in self._unusable:
+            self._unusable.remove(reply.request)
             yield replace(reply, warning="The arena is unusable.")
             return
         yield reply
         if isinstance(reply, Verdict):
-            self._answered.add((reply.sequence, reply.round))
+            self._answered.add((reply.request, reply.round))
         if isinstance(reply, Verdict) and self._is_unusual():
-            yield KvOffer(reply.sequence, arena_name(self._source), self._source.randrange(1, 80), ARENA_BYTES, 0.001)
+            yield KvOffer(reply.request, arena_name(self._source), self._source.randrange(1, 80), ARENA_BYTES, 0.001)
 
 
 class ModelledPrefill:
@@ -113,9 +113,9 @@ class ModelledPrefill:
         if not isinstance(message, Prefill):
             return Work()
         if self._source.random() < self.share:
-            return Work((Fault("refused", "Too long.", message.sequence),))
+            return Work((Fault("refused", "Too long.", message.request),))
         seconds = self.pace.prefill(len(message.tokens))
-        offer = KvOffer(message.sequence, arena_name(self._source), len(message.tokens), ARENA_BYTES, seconds)
+        offer = KvOffer(message.request, arena_name(self._source), len(message.tokens), ARENA_BYTES, seconds)
         return Work((offer,), seconds)
 
     def work(self) -> Work | None:
@@ -131,15 +131,15 @@ class GarbageDraft:
         self._inner = inner
         self._source = source
         self._share = share
-        self._sequences: list[SequenceId] = [SequenceId(0)]
+        self._sequences: list[RequestId] = [RequestId(0)]
         self._nodes: list[NodeId] = [NodeId(0)]
 
     def handle(self, message: ToWorker) -> Work:
         if isinstance(message, Start):
-            self._sequences = [*self._sequences[-_MAX_KNOWN:], message.sequence]
+            self._sequences = [*self._sequences[-_MAX_KNOWN:], message.request]
             self._nodes = [*self._nodes[-_MAX_KNOWN:], message.root]
         if isinstance(message, Stop) and self._source.random() < self._share:
-            return Work((self._unexpected_message(message.sequence),))
+            return Work((self._unexpected_message(message.request),))
         return self._damaged(self._inner.handle(message))
 
     def work(self) -> Work | None:
@@ -166,7 +166,7 @@ class GarbageDraft:
             {"tokens": tuple(source.randrange(2 * VOCABULARY - 1) for _ in range(count))},
             {"probabilities": tuple(source.choice((0.0, 1e-300, 0.5, 1.0)) for _ in range(count))},
             {"round": source.choice((0, grow.round + 1, 1 << 50))},
-            {"sequence": source.choice(self._sequences)},
+            {"request": source.choice(self._sequences)},
             {"seconds": source.choice((0.0, 1e6)), "evaluated": source.choice((0, 1 << 40))},
             {"parents": grow.parents[::-1], "tokens": grow.tokens[::-1]},
         )
@@ -174,7 +174,7 @@ class GarbageDraft:
             grow = replace(grow, **change)
         return grow
 
-    def _unexpected_message(self, sequence: SequenceId) -> FromWorker:
+    def _unexpected_message(self, sequence: RequestId) -> FromWorker:
         """A message that a correct draft would not send now."""
         source = self._source
         return source.choice(

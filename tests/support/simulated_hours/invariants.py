@@ -93,9 +93,9 @@ class Invariants:
         return any(host.is_up and host.role == role and incarnation in (None, host.incarnation) for host in hosts)
 
     def _check_output(self, command: Emit | Finish | Reject) -> None:
-        if command.sequence not in self._simulation.live:
+        if command.request not in self._simulation.live:
             raise Violation(f"A command for a request that has ended: {command}.")
-        client = self._simulation.clients[command.sequence]
+        client = self._simulation.clients[command.request]
         before, expected = len(client.tokens), len(client.reference)
         match command:
             case Emit(_, tokens):

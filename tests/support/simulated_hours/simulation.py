@@ -20,7 +20,7 @@ from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
 from orchestrator.lab.simulate.workers import ModelledDraft
 from orchestrator.runtime.restarts import RestartPolicy
-from protocol.messages.base import Level, Role, SequenceId
+from protocol.messages.base import Level, RequestId, Role
 from protocol.messages.features import FeatureForm
 from protocol.messages.worker import Ping
 from protocol.worker.pacing import DevicePace
@@ -100,7 +100,7 @@ class FaultSimulation(Simulation):
                 pass
         super().perform(command)
 
-    def cancel(self, sequence: SequenceId) -> None:
+    def cancel(self, sequence: RequestId) -> None:
         """Cancel a request if it is live."""
         if sequence in self.live:
             self.counts["cancelled"] += 1

@@ -1,9 +1,9 @@
 """What a draft holds of earlier conversations."""
 
 from orchestrator.core.drafts.conversations import Conversations
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 
-ONE, TWO = SequenceId(1), SequenceId(2)
+ONE, TWO = RequestId(1), RequestId(2)
 FIRST = list(range(100))
 SECOND = [*FIRST, 7, 8, 9]
 

@@ -10,17 +10,17 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.workers import shares_first_layers
 from orchestrator.lab.simulate.workers import modelled_hello
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.kv import KvForm, KvOffer, KvReference
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Hello, Prefilled, Start, Verdict, Verify
 from protocol.worker.pacing import DevicePace
 
-ONE, TWO = SequenceId(1), SequenceId(2)
+ONE, TWO = RequestId(1), RequestId(2)
 A, B = "lp-" + "a" * 20, "lp-" + "b" * 20
 
 
-def offer(sequence: SequenceId, name: str, tokens: int = 40) -> KvOffer:
+def offer(sequence: RequestId, name: str, tokens: int = 40) -> KvOffer:
     return KvOffer(sequence, name, tokens, size=1000, seconds=0.0)
 
 

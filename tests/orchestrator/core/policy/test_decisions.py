@@ -11,7 +11,7 @@ from orchestrator.core.policy.decision import RequestView, VerifyNodes, WaitUnti
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.speculation import Speculation
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst, Chain, Distribution, FanOut
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import node_id
@@ -23,7 +23,7 @@ LONGEST_PAUSE = 0.25
 
 def growth(token: int, seconds: float) -> Grow:
     """One node, which no chain continues."""
-    return Grow(SequenceId(1), 0, (ROOT,), (token,), (0.9,), 1, seconds)
+    return Grow(RequestId(1), 0, (ROOT,), (token,), (0.9,), 1, seconds)
 
 
 def view(speculation: Speculation, now: float) -> RequestView:
@@ -112,7 +112,7 @@ def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decisio
     found = estimates(0.01, 0.95)
     speculation = Speculation(ROOT, 3, 5, found, True, 0.0)
     speculation.start(0, 0.0)
-    merge(speculation, Grow(SequenceId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), 0.01)
+    merge(speculation, Grow(RequestId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), 0.01)
     view = request_view(speculation.tree, found, now=0.0101, ready_since=0.01, grown_at=0.01, drafting=True)
 
     assert isinstance(Adaptive(Options()).decide([view])[0], decision)
@@ -132,7 +132,7 @@ def with_chain(draft_tokens: int | None = None) -> RequestView:
     speculation.start(0, 0.0)
     parent = ROOT
     for token in CHAIN:
-        merge(speculation, Grow(SequenceId(1), 0, (parent,), (token,), (0.9,), 1, 0.001), 0.0)
+        merge(speculation, Grow(RequestId(1), 0, (parent,), (token,), (0.9,), 1, 0.001), 0.0)
         parent = node_id(parent, token)
     return _view(speculation, draft_tokens)
 
@@ -193,7 +193,7 @@ TOP = NodeId(7)
 def child(token: int, probability: float) -> Grow:
     """A child of the root, sampled from a distribution of two tokens."""
     q = Distribution(TOP, (token, token + 1), (probability, 1.0 - probability))
-    return Grow(SequenceId(1), 0, (TOP,), (token,), (probability,), 1, 0.01, distributions=(q,))
+    return Grow(RequestId(1), 0, (TOP,), (token,), (probability,), 1, 0.01, distributions=(q,))
 
 
 def test_a_node_that_is_evaluated_twice_keeps_the_distribution_of_its_first_child():
@@ -215,7 +215,7 @@ def test_guesses_that_are_given_up_leave_an_empty_tree_and_a_miss():
     speculation.start(0, 0.0)
     speculation.merge(child(5, 0.9), vocabulary=100, now=1.0)
     below = speculation.tree.root.children[5].id
-    speculation.merge(Grow(SequenceId(1), 0, (below,), (6,), (0.5,), 1, 0.01), vocabulary=100, now=1.0)
+    speculation.merge(Grow(RequestId(1), 0, (below,), (6,), (0.5,), 1, 0.01), vocabulary=100, now=1.0)
     hit = speculation.commit([5], round=1, now=2.0)
     speculation.begin_anew(1, now=2.0)
     speculation.prune()

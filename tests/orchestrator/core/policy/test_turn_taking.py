@@ -343,7 +343,7 @@ class FruitlessDraft(ModelledDraft):
     def handle(self, message: ToWorker) -> Work:
         if not isinstance(message, Extend):
             return super().handle(message)
-        return Work((Grow(message.sequence, message.round, (), (), (), evaluated=1, seconds=STEP),), STEP)
+        return Work((Grow(message.request, message.round, (), (), (), evaluated=1, seconds=STEP),), STEP)
 
 
 def test_a_draft_that_answers_requests_with_nothing_holds_no_round_up_for_long():

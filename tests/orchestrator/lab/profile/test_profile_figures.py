@@ -29,13 +29,13 @@ from orchestrator.lab.profile.overlap import (
 from orchestrator.lab.profile.report import timeline
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
 from orchestrator.runtime.recording import Seen, Traced
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Start, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from protocol.worker.spans import SpanKind
 
-ONE = SequenceId(1)
+ONE = RequestId(1)
 ROOT = NodeId(7)
 A = node_id(ROOT, 10)
 B = node_id(A, 11)

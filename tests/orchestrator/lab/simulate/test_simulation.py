@@ -8,7 +8,7 @@ from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLangua
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.worker_host import Contention, VirtualClock, WireDirection
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_pipeline
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.worker.pacing import DevicePace
@@ -179,7 +179,7 @@ def test_a_wire_without_resending_loses_its_share():
 
 def test_each_chunk_of_a_prompt_takes_the_device_s_time():
     language = ModelledLanguage(AcceptanceModel(accept=0.9), seed=3)
-    start = Start(SequenceId(1), 0, (7,) * 1025, NodeId(1), Sampling())
+    start = Start(RequestId(1), 0, (7,) * 1025, NodeId(1), Sampling())
     for worker, pace in ((ModelledTarget(language, TARGET), TARGET), (ModelledDraft(language, DRAFT), DRAFT)):
         worker.handle(start)
         chunks = [worker.work(), worker.work()]

@@ -10,7 +10,7 @@ from orchestrator.runtime.workers.intake import FeatureIntake
 from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import MAX_CONTEXT, SequenceId
+from protocol.messages.base import MAX_CONTEXT, RequestId
 from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection, Tap, Taps
 from tests.support.segments import exists
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("registry")
 TAPS = Taps(12, 8)
 PROJECTION = Projection(4, 99)
 RAW, PROJECTED = FeatureForm((1, 4), 8), FeatureForm((1, 4), 8, PROJECTION)
-ONE, TWO = SequenceId(1), SequenceId(2)
+ONE, TWO = RequestId(1), RequestId(2)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def rows(first: int, count: int, form: FeatureForm = RAW) -> np.ndarray:
     return np.repeat(np.arange(first, first + count)[:, None] % 1000, form.elements, axis=1).astype(np.float16)
 
 
-def block(first: int, count: int, form: FeatureForm = RAW, sequence: SequenceId = ONE) -> FeatureShipment:
+def block(first: int, count: int, form: FeatureForm = RAW, sequence: RequestId = ONE) -> FeatureShipment:
     (shipment,) = shipments(sequence, 3, first, form, ElementType.FLOAT16, rows(first, count, form))
     return shipment
 
@@ -54,7 +54,7 @@ def test_a_draft_finds_the_rows_in_a_ring_of_this_machine(intake: FeatureIntake,
     for first, count in ((0, 5), (5, 3), (20, 2)):
         features = intake.add(*block(first, count, form))
         assert features is not None
-        assert (features.sequence, features.round, features.first, features.rows) == (ONE, 3, first, count)
+        assert (features.request, features.round, features.first, features.rows) == (ONE, 3, first, count)
         assert np.array_equal(read(features), rows(first, count, form).astype(np.float32))
 
 

@@ -24,7 +24,7 @@ from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.runtime.guard import Guard, Pins
 from orchestrator.runtime.hub import Arrival, Hub
 from protocol.errors import WireError
-from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.kv import KvOffer
 from protocol.messages.remote import MAX_PAYLOAD, FromRemote, KvBlock, Shipment
 from protocol.messages.sampling import Sampling
@@ -37,7 +37,7 @@ from tests.support.processes import until
 
 STAMP = Stamp(epoch=7, incarnation=3)
 SERVER, GOOD, EVIL = (KeyPair(*zmq.curve_keypair()) for _ in range(3))
-ONE = SequenceId(1)
+ONE = RequestId(1)
 PROMPT = (1, 2, 3)
 ROOT = node_id(NodeId(0), PROMPT[-1])
 NODES = tuple(ROOT if depth == 0 else node_id(ROOT, depth) for depth in range(8))

@@ -15,7 +15,7 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.errors import WireError
-from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, PlainText, SequenceId, plain
+from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, PlainText, RequestId, plain
 from protocol.messages.kv import KvOffer
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling, TokenLogprob
@@ -37,7 +37,7 @@ from protocol.transport import MAX_WORKER_FRAME, Stamp, decode, encode
 from tests.support.paths import ROOT as PROJECT
 from tests.support.scripted_simulation import LANGUAGE, TARGET
 
-ONE = SequenceId(1)
+ONE = RequestId(1)
 PROMPT = (1, 2, 3)
 ROOT = node_id(NodeId(0), PROMPT[-1])
 TOKENS = 40
@@ -257,7 +257,7 @@ def test_a_text_of_a_worker_has_exactly_the_characters_that_are_seen():
 def test_the_largest_growth_fits_the_cap_of_a_workers_frame():
     most = Distribution(NodeId((1 << 63) - 1), ((1 << 31) - 1,) * MAX_SUPPORT, (0.1,) * MAX_SUPPORT)
     growth = Grow(
-        sequence=SequenceId((1 << 53) - 1),
+        request=RequestId((1 << 53) - 1),
         round=(1 << 53) - 1,
         parents=(NodeId((1 << 63) - 1),) * MAX_NODES,
         tokens=((1 << 31) - 1,) * MAX_NODES,

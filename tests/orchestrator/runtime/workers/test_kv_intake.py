@@ -15,7 +15,7 @@ from draft_worker.prefill.worker import PrefillWorker, RemoteSink
 from orchestrator.runtime.workers.intake import KvIntake
 from protocol.kv.exchange import kv_form, shipments
 from protocol.kv.segments import SegmentError, open_segment
-from protocol.messages.base import SequenceId
+from protocol.messages.base import RequestId
 from protocol.messages.kv import KvForm, KvOffer, KvReference
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
 from protocol.messages.worker import Fault, Hello, Prefill
@@ -23,7 +23,7 @@ from tests.support.target_requests import Request
 from tests.target_worker.test_kv import PROMPT, exchange, expected, model, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")
-ONE = SequenceId(1)
+ONE = RequestId(1)
 FORM = exchange().form
 TARGET = Hello("target", "mlx", "tiny", "llama", 64, 512, "none", "cpu", 1, FORM, "m")
 
@@ -106,7 +106,7 @@ def test_a_block_that_does_not_fit_ends_its_prompt_and_leaves_nothing(lie: Any, 
     answer = intake.add(*lie(*blocks[place]))
 
     assert isinstance(answer, Fault)
-    assert (answer.kind, answer.sequence) == ("refused", ONE)
+    assert (answer.kind, answer.request) == ("refused", ONE)
     assert segments(registry) == []
     assert [intake.add(*shipment) for shipment in blocks] == [None] * len(blocks)
     assert intake.dropped == 1 + len(blocks)
@@ -116,7 +116,7 @@ def test_a_block_that_was_not_requested_is_dropped():
     intake = new_intake()
     blocks = sent(asked(intake))
     for block, payload in blocks:
-        for other in (structs.replace(block, sequence=SequenceId(2)), structs.replace(block, attempt=99)):
+        for other in (structs.replace(block, request=RequestId(2)), structs.replace(block, attempt=99)):
             assert intake.add(other, payload) is None
     answers = [intake.add(*shipment) for shipment in blocks]
     again = [intake.add(*shipment) for shipment in blocks]

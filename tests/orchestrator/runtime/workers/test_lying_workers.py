@@ -14,7 +14,7 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
-from protocol.messages.base import MAX_CONTEXT, NodeId, Role, SequenceId
+from protocol.messages.base import MAX_CONTEXT, NodeId, RequestId, Role
 from protocol.messages.kv import KvOffer
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling, TokenLogprob
@@ -58,8 +58,8 @@ class Deceived:
         self.now, self.targets = 0.0, 0
         self.asked: deque[ToWorker] = deque()
         self.rounds, self.nodes, self.said = [0], [NodeId(0)], list[FromWorker]()
-        self.tokens: dict[SequenceId, list[int]] = {}
-        self.ends: dict[SequenceId, Finish | Reject] = {}
+        self.tokens: dict[RequestId, list[int]] = {}
+        self.ends: dict[RequestId, Finish | Reject] = {}
         self.target_up()
         for incarnation in (1, 2):
             costs = tuple((width, pick([1e-6, 0.01, 1e4])) for width in (1, 8) if liar == "draft")
@@ -67,8 +67,8 @@ class Deceived:
             self.step(WorkerUp(incarnation, hello, remote=True))
         for number in range(pick([1, 1, 2, 3])):
             sampling = Sampling(verification=pick(["coupled", "rejection"]))
-            self.tokens[SequenceId(number)] = []
-            self.step(Submitted(SequenceId(number), Task(PROMPT, sampling, pick([1, 5, 30]))))
+            self.tokens[RequestId(number)] = []
+            self.step(Submitted(RequestId(number), Task(PROMPT, sampling, pick([1, 5, 30]))))
 
     def target_up(self) -> None:
         self.target, self.targets = ModelledTarget(LANGUAGE, TARGET), self.targets + 1
@@ -81,10 +81,10 @@ class Deceived:
             match command:
                 case SendMessage(message=message):
                     self.note(command, message)
-                case Emit(sequence=sequence, tokens=tokens):
+                case Emit(request=sequence, tokens=tokens):
                     self.tokens[sequence] += tokens
                 case Finish() | Reject():
-                    self.ends[command.sequence] = command
+                    self.ends[command.request] = command
                 case Replace():
                     self.target_up()
         for sequence in self.machine.requests.values():
@@ -105,7 +105,7 @@ class Deceived:
 
     def lie(self) -> FromWorker:
         pick = self.random.choice
-        sequence, round = SequenceId(pick([0, 0, 1, 2, 9])), pick([*self.rounds, 0, (1 << 53) - 1])
+        sequence, round = RequestId(pick([0, 0, 1, 2, 9])), pick([*self.rounds, 0, (1 << 53) - 1])
         seconds, count, token = pick([0.0, 0.01, 1e6]), pick([0, 1, 3, MAX_CONTEXT]), pick([1, 4, VOCABULARY - 1])
         node = pick([*self.nodes, NodeId(self.random.getrandbits(63))])
         if self.liar == "draft":

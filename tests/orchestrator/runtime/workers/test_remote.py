@@ -29,7 +29,7 @@ from protocol.errors import InputError
 from protocol.features.blocks import received, shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.client import Refused
 from protocol.messages.features import (
     FeatureBlock,
@@ -58,7 +58,7 @@ from tests.support.segments import exists
 EPOCH = 77
 NO_STAMP = Stamp(0, 0)
 GUEST, OTHER = KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair())
-ONE = SequenceId(1)
+ONE = RequestId(1)
 
 
 class Server:
@@ -296,7 +296,7 @@ def test_features_of_another_machines_target_are_in_a_ring_of_this_machine_until
     server.turn_until(lambda: server.events)
     server.remote.send(stamp.incarnation, Tap(FORM.outputs))
     server.remote.send(stamp.incarnation, Start(ONE, 0, (1, 2, 3, 4), NodeId(7), Sampling()))
-    stray, *_ = shipments(SequenceId(2), 0, 0, FORM, ElementType.FLOAT16, np.ones((3, 128), np.float16))
+    stray, *_ = shipments(RequestId(2), 0, 0, FORM, ElementType.FLOAT16, np.ones((3, 128), np.float16))
     for number, (block, payload) in enumerate((stray, FEATURES), start=1):
         worker.send(FeatureShipment(replace(block, number=number), payload))
     got: list[Any] = []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
-from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.kv import KvReference
 from protocol.messages.remote import Attach
 from protocol.messages.sampling import Sampling
@@ -139,7 +139,7 @@ def test_an_answer_to_no_question_of_ours_measures_nothing():
 
 def test_a_worker_elsewhere_hears_of_no_arena():
     start = Start(
-        SequenceId(1), 0, (1, 2), NodeId(3), Sampling(), adopt=KvReference("lp-0123456789abcdef0123", tokens=1)
+        RequestId(1), 0, (1, 2), NodeId(3), Sampling(), adopt=KvReference("lp-0123456789abcdef0123", tokens=1)
     )
 
-    assert without_shared_memory(start) == Start(SequenceId(1), 0, (1, 2), NodeId(3), Sampling())
+    assert without_shared_memory(start) == Start(RequestId(1), 0, (1, 2), NodeId(3), Sampling())

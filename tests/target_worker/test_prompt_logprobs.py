@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from msgspec.structs import replace
 
-from protocol.messages.base import MAX_NODES, Level, SequenceId
+from protocol.messages.base import MAX_NODES, Level, RequestId
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import FromWorker, Prefilled, PromptLogprobs, Stop, ToWorker
 from target_worker.engine import TargetEngine
@@ -40,7 +40,7 @@ def asked(tokens: Sequence[int] = PROMPT, prompt: int | None = None, sequence: i
 def told(replies: Sequence[FromWorker], sequence: int = 1) -> list[TokenLogprob]:
     """Of the messages about one sequence, which follow each other and precede the Prefilled."""
     found: list[TokenLogprob] = []
-    mine = [reply for reply in replies if isinstance(reply, PromptLogprobs | Prefilled) and reply.sequence == sequence]
+    mine = [reply for reply in replies if isinstance(reply, PromptLogprobs | Prefilled) and reply.request == sequence]
     assert isinstance(mine[-1], Prefilled)
     for reply in mine[:-1]:
         assert isinstance(reply, PromptLogprobs)
@@ -82,11 +82,11 @@ def test_a_prompt_of_one_token_has_nothing_to_tell():
 def test_the_whole_prompt_is_told_whatever_kv_there_is():
     worker = target()
     answers(worker, start(list(PROMPT), sequence=1))
-    answers(worker, Stop(SequenceId(1)))
+    answers(worker, Stop(RequestId(1)))
     answers(worker, start(list(PROMPT), sequence=2))
 
     found = told(answers(worker, asked(sequence=3)), sequence=3)
-    answers(worker, Stop(SequenceId(2)))
+    answers(worker, Stop(RequestId(2)))
 
     assert chosen(found) == pytest.approx(expected(PROMPT), abs=1e-3)
     (again,) = answers(worker, start(list(PROMPT), sequence=4))
