@@ -135,8 +135,8 @@ def test_all_sequences_begin_again_at_the_same_level_where_the_gpu_gives_up(text
         patch.setattr(TreeSequence, "prefill", _failing(TreeSequence.prefill, 100, RuntimeError(text)))
         lost = answers(worker, _start(1, LONG))
 
-    assert [(fault.kind, fault.sequence) for fault in lost] == [("lost", 1), ("lost", 2)]
-    assert answers(worker, _start(1, LONG))[-1].sequence == 1
+    assert [(fault.kind, fault.request) for fault in lost] == [("lost", 1), ("lost", 2)]
+    assert answers(worker, _start(1, LONG))[-1].request == 1
     answers(worker, _start(2, SHORT))
     assert _next_token(worker, 2, SHORT) == _next_token(expected, 2, SHORT)
 

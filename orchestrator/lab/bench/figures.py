@@ -103,8 +103,7 @@ FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One contender at one temperature. Its speed is the median over prompts of each prompt's median over turns and
-    repeats."""
+    """One contender at one temperature. Its speed is the median over prompts of each prompt's median over repeats."""
 
     measurements: Sequence[Measurement]
     best_baseline: str | None
@@ -240,9 +239,21 @@ def kept_pace(paces: Iterable[Pace | Paced | None]) -> bool:
 
 
 def prompt_speeds(measurements: Iterable[Measurement]) -> list[float]:
-    """The median of tokens/s over each prompt's turns and repeats."""
-    speeds = ((one.setting.prompt, one.generation.tokens_per_second) for one in measurements)
-    return list(medians_by_prompt(speeds).values())
+    """Tokens/s of each prompt: the median over its repeats."""
+    speeds = _conversation_speeds(measurements)
+    return list(medians_by_prompt((prompt, speed) for (prompt, _), speed in speeds.items()).values())
+
+
+def _conversation_speeds(measurements: Iterable[Measurement]) -> dict[tuple[int, int], float]:
+    """By prompt and repeat: the tokens of all turns divided by the seconds of all turns. A mean of the turns' speeds
+    would count a turn that copies an earlier one many times over."""
+    sums: dict[tuple[int, int], tuple[int, float]] = {}
+    for one in measurements:
+        place, count = (one.setting.prompt, one.setting.repeat), len(one.generation.tokens)
+        if count:
+            tokens, seconds = sums.get(place, (0, 0.0))
+            sums[place] = tokens + count, seconds + count / one.generation.tokens_per_second
+    return {place: tokens / seconds for place, (tokens, seconds) in sums.items()}
 
 
 def _rows(
@@ -296,14 +307,12 @@ def _fastest(contenders: Mapping[str, Sequence[Measurement]]) -> str:
 def _ratios(
     own: Sequence[Measurement], measurements: Sequence[Measurement], baselines: Iterable[str]
 ) -> dict[str, Ratio]:
-    """A pair has one setting: a slow prompt or a slow minute slows both of a pair."""
+    """A pair has one prompt and one repeat: a slow prompt or a slow minute slows both of a pair."""
     found: dict[str, Ratio] = {}
+    ours = _conversation_speeds(own)
     for baseline in baselines:
-        speeds: dict[Setting, float] = {
-            one.setting: one.generation.tokens_per_second for one in measurements if one.contender == baseline
-        }
-        pairs = [(one, speeds[one.setting]) for one in own if one.setting in speeds]
-        ratios = ((one.setting.prompt, one.generation.tokens_per_second / speed) for one, speed in pairs)
+        theirs = _conversation_speeds(one for one in measurements if one.contender == baseline)
+        ratios = ((place[0], ours[place] / theirs[place]) for place in ours if place in theirs)
         ratio = paired_ratio(medians_by_prompt(ratios))
         if ratio is not None:
             found[baseline] = ratio

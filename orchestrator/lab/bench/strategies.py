@@ -290,7 +290,10 @@ def _ratio(ratio: Ratio) -> dict[str, Any]:
 
 # Notes -----------------------------------------------------------------------------------------------
 
-_MEDIANS = "Figures are medians over prompts, turns and repeats; docs/lab/pacing.md defines the columns."
+_MEDIANS = (
+    "Figures are medians over prompts and repeats, and tok/s counts the turns of a prompt together; docs/lab/pacing.md "
+    "defines the columns."
+)
 _FASTEST = "Of contenders that differ only in K the table has the fastest; --json has all."
 _CONTENDERS = {
     "lookup": "lookup: adaptive with the n-gram draft.",

@@ -98,7 +98,7 @@ def test_a_process_that_fails_is_a_finding_and_decides_if_it_will_again(
 def test_silence_during_a_load_is_no_hang_and_the_load_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_DEVICE", "compiling")
     stages: list[str] = []
-    limits = Limits(silence=0.5, progress=0.3)
+    limits = Limits(silence=1.5, progress=0.3)
     findings = examined(str(converted_demo()), examiner=FAKE, limits=limits, on_stage=stages.append)
 
     assert failures(findings) == []
