@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.ranking import Followers, mixed, propose
-from draft_worker.engine import Batch, Engine
+from draft_worker.engine_interface import Batch, Engine
 from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import Grammars

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import NoiseRows, scores

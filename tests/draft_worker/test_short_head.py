@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draft_worker.candidates.ranking import propose
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.short_head import read_head_tokens, shorten_head
 from protocol.contracts.model_folder import HEAD_TOKENS

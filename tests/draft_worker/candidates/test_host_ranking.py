@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from draft_worker.candidates.head_columns import Columns
 from draft_worker.candidates.host_ranking import GROUP_SIZE, PEAK, CandidateSelector, NoisePrefetch, shortlist
 from draft_worker.candidates.ranking import propose
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.short_head import HeadTokens
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from draft_worker.candidates.ranking import mix, mixed, propose
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.token_tree import Candidates

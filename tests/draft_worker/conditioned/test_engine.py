@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_worker.conditioned.engine import ConditionedEngine, ConditionedSequence
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.eagle3 import loaded
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
