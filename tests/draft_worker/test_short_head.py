@@ -15,7 +15,7 @@ from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise
+from protocol.sampling.gumbel_noise import Noise
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
 from tests.support.processing import processors
 
