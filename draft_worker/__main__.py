@@ -5,7 +5,7 @@ import sys
 import time
 from functools import partial
 
-from draft_worker.engine import Engine
+from draft_worker.engine_interface import Engine
 from draft_worker.features import attached_ring
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine

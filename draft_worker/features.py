@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from draft_worker.engine import EngineSequence
+from draft_worker.engine_interface import EngineSequence
 from protocol.errors import PipelineError
 from protocol.messages.features import FeatureForm, Features, FeatureShipment
 from protocol.speculation.rolling_context import RollingContext

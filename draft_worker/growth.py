@@ -1,5 +1,7 @@
 """Which nodes of a token tree to evaluate next and which children to publish. Pure: knows no engine.
 
+How many a step evaluates is the plan's: `orchestrator.core.policy` chooses it.
+
 The adaptive strategy grows by falling path probability. In chains grow drafting in turns
 with the target (sd) and the published speculation cache (ssd).
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from draft_worker.engine import Batch, EngineSequence
+from draft_worker.engine_interface import Batch, EngineSequence
 from draft_worker.features import FeatureFeed
 from draft_worker.growth import TreeGrowth
 from protocol.common_prefix import common_prefix

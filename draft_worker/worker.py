@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from draft_worker.engine import Batch, Engine, EngineSequence, introduction
+from draft_worker.engine_interface import Batch, Engine, EngineSequence, introduction
 from draft_worker.features import Attach, FeatureFeed, attached_ring
 from draft_worker.sequence import AcceptanceCheck, DraftSequence, FeatureFedSequence
 from protocol.kv.prefix_sharing import Found, PrefixSharing

@@ -15,8 +15,8 @@ from protocol.messages.base import Level, NodeId
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Start, Verdict, Verify
 from protocol.sampling.grammar import GrammarError, Grammars
+from protocol.sampling.gumbel_noise import Noise
 from protocol.sampling.logits_processors import LogitsProcessors
-from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
 from target_worker.kv import MIN_TOKENS, Adoption, KvCheckpoint, TargetKv, adopt
 from target_worker.verification import (

@@ -19,7 +19,7 @@ from protocol.messages.base import LEAST_LOG_PROBABILITY, MAX_NODES, Level, Node
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Verify
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.sampling.threefry import NoiseStream, noise_bits, uniform
 from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.token_tree import fits, node_id

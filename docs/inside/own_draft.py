@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
@@ -16,7 +16,7 @@ from protocol.worker.process import WorkerSetup, serve
 
 
 class EchoEngine(Engine):
-    """Works with any tokens; draft_worker/engine.py says what an engine with a model overrides."""
+    """Works with any tokens; draft_worker/engine_interface.py says what an engine with a model overrides."""
 
     name = "echo"
     architecture = "pairs of tokens in the text so far"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
 from draft_worker.candidates.ranking import MIN_CANDIDATES, block_places, mix, propose
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, draft_stream, gumbel, noise_bits
 from protocol.sampling.top_tokens import log_total

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.ranking import Followers, mixed, propose
-from draft_worker.engine import Batch, Engine
+from draft_worker.engine_interface import Batch, Engine
 from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import Grammars
-from protocol.sampling.sampler import Noise, NoiseRows
+from protocol.sampling.gumbel_noise import Noise, NoiseRows
 from protocol.sampling.threefry import gumbel, noise_bits
 from protocol.speculation.token_tree import Candidates, Support
 

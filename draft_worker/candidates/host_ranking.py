@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
 from draft_worker.candidates.ranking import MIN_CANDIDATES, mix
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key
 from protocol.speculation.token_tree import Candidates, Support

@@ -14,10 +14,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import NoiseRows, scores
+from protocol.sampling.gumbel_noise import NoiseRows, scores
 from protocol.sampling.threefry import draft_stream
 from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.token_tree import Candidates, Support

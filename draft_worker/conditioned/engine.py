@@ -13,7 +13,7 @@ import numpy as np
 from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
 from draft_worker.conditioned.committed_rows import CommittedRows
 from draft_worker.conditioned.runner import ConditionedRunner, Input, TreeRows, Wave
-from draft_worker.engine import Batch, EngineSequence, RowTree, TokenRow
+from draft_worker.engine_interface import Batch, EngineSequence, RowTree, TokenRow
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates

@@ -1,4 +1,4 @@
-"""The draft engines, one module each. `draft_worker.engine` has their interface.
+"""The draft engines, one module each. `draft_worker.engine_interface` has their interface.
 
 An engine knows neither messages nor growth plans.
 """

@@ -25,7 +25,7 @@ from draft_worker.drafters.block_forward import (
 )
 from draft_worker.drafters.peagle import read_peagle
 from draft_worker.drafters.token_ends import drafter_ends
-from draft_worker.engine import Batch, EngineSequence, RowTree, TokenRow
+from draft_worker.engine_interface import Batch, EngineSequence, RowTree, TokenRow
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint

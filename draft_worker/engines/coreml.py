@@ -15,7 +15,7 @@ from draft_worker.coreml.runtime.calls import PackageForward, Runtime, chain
 from draft_worker.coreml.runtime.joint_memory import part_rows
 from draft_worker.coreml.runtime.memory import CachePool, CallPart, HostMemory, exchange_of
 from draft_worker.coreml.runtime.runtimes import open_runtime
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.device import compute_on_processor
 from protocol.inference.slots import PREFIX

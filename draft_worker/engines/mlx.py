@@ -7,7 +7,7 @@ from typing import Self
 import mlx.core as mx
 
 from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
-from draft_worker.engine import Batch, EngineSequence
+from draft_worker.engine_interface import Batch, EngineSequence
 from draft_worker.short_head import HeadTokens, ShortHead, read_head_tokens, shorten_head
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draft_worker.engine import ANY_TOKEN, Batch, Engine, EngineSequence, RowTree, TokenRow
+from draft_worker.engine_interface import ANY_TOKEN, Batch, Engine, EngineSequence, RowTree, TokenRow
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint

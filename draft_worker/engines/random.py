@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.short_head import HeadTokens
 from protocol.contracts.engines import EngineDeclaration

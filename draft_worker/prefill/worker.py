@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 from msgspec import structs
 
-from draft_worker.engine import StatedModel, introduction
+from draft_worker.engine_interface import StatedModel, introduction
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
 from protocol.kv.exchange import KvExchange, kv_form, shipments

@@ -20,7 +20,7 @@ from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
-from orchestrator.cli.report import READING
+from orchestrator.cli.printing import READING
 from protocol.security.private_files import private_folder, read_private, write_private
 
 _REDRAWS = 8

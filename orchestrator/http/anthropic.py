@@ -25,7 +25,7 @@ from orchestrator.http.openai.history import THOUGHTS, Note, parts
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
-from orchestrator.http.openai.request_fields import TranslatedRequest, read_fields
+from orchestrator.http.openai.translation import TranslatedRequest, read_fields
 from orchestrator.http.request_bodies import read_body
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 

@@ -39,7 +39,7 @@ from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 
 Clock = Callable[[], float]
 """Seconds."""

@@ -18,7 +18,7 @@ from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Reroot, Start
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model

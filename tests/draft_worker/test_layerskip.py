@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.layerskip import FirstLayers, LayerSkipEngine, load
 from protocol.contracts.model_folder import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from draft_worker.engine import Batch, Engine
+from draft_worker.engine_interface import Batch, Engine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.random import RandomEngine
 from draft_worker.worker import DraftWorker

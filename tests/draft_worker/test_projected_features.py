@@ -12,7 +12,7 @@ import pytest
 from draft_worker.conditioned.engine import ConditionedEngine
 from draft_worker.drafters.eagle3 import Eagle3, read_eagle3, write_eagle3
 from draft_worker.drafters.peagle import PeagleRunner
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines import eagle3
 from draft_worker.engines.block import BlockEngine
 from draft_worker.features import FeatureFeed, ReceivedBlocks

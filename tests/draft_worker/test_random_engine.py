@@ -1,6 +1,6 @@
 """The random draft: the cost and the probabilities of its model, with random tokens."""
 
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.random import RandomEngine
 from protocol.messages.sampling import Sampling

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draft_worker.engine import Batch, Engine
+from draft_worker.engine_interface import Batch, Engine
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from draft_worker.candidates.ranking import propose
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.short_head import read_head_tokens, shorten_head
 from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise
+from protocol.sampling.gumbel_noise import Noise
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
 from tests.support.processing import processors
 

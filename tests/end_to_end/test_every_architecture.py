@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from draft_worker.engine import Batch, Engine
+from draft_worker.engine_interface import Batch, Engine
 from draft_worker.engines.block import BlockEngine
 from draft_worker.worker import DraftWorker
 from orchestrator.core.options import Options

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates

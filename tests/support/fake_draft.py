@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Sequence
 
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
 

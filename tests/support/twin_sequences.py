@@ -5,7 +5,7 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_worker.engine import Batch, EngineSequence
+from draft_worker.engine_interface import Batch, EngineSequence
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
 from tests.support.models.tiny_models import VOCABULARY

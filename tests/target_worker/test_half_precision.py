@@ -14,7 +14,7 @@ from protocol.messages.base import RequestId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Forest, Start, Verify
-from protocol.sampling.sampler import Noise
+from protocol.sampling.gumbel_noise import Noise
 from target_worker.engine import TargetEngine
 from target_worker.verification import ProposedTree, rejection, token_logprobs
 from target_worker.worker import TargetWorker

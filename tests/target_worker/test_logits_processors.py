@@ -21,7 +21,7 @@ from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Fault, Forest, Start, Verdict, Verify
 from protocol.sampling.grammar import Grammars
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.speculation.token_tree import node_id
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker

@@ -15,7 +15,7 @@ from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Verify
-from protocol.sampling.sampler import Noise
+from protocol.sampling.gumbel_noise import Noise
 from protocol.sampling.threefry import draft_stream, gumbel, noise_bits
 from protocol.speculation.token_tree import node_id
 from target_worker.verification import ProposedTree, acceptance_uniforms, block, rejection

@@ -26,7 +26,7 @@ from protocol.messages.worker import (
     Verdict,
     Verify,
 )
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from target_worker.disk_cache.kept_prefixes import DiskReading
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.help import Group
-from orchestrator.cli.report import print_whole
+from orchestrator.cli.printing import print_whole
 from orchestrator.cli.sentences import say
 from protocol.errors import PipelineError
 from protocol.kv.cache_files import disk_cache_folder, files_of, label_of, model_entries, model_folders

@@ -18,7 +18,7 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
-from orchestrator.cli.report import cut_off, reading
+from orchestrator.cli.printing import cut_off, reading
 from orchestrator.cli.running_pipelines import RUNNING, held, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.machine.default_target import demo_note

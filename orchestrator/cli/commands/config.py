@@ -15,9 +15,9 @@ from rich.text import Text
 
 from orchestrator.api.sampling import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables, yields
-from orchestrator.cli.model_table import table_settings
+from orchestrator.cli.configured_models import table_settings
 from orchestrator.cli.pipeline_options import pair_models
-from orchestrator.cli.report import print_whole
+from orchestrator.cli.printing import print_whole
 from orchestrator.cli.sentences import say
 from orchestrator.machine.sampling_defaults import known_sampling
 from protocol.errors import InputError

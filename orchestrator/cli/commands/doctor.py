@@ -7,7 +7,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from orchestrator.cli import report
+from orchestrator.cli import printing
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import option, without_effect
 from orchestrator.cli.pipelines import ConversionBar, print_notes
@@ -54,7 +54,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     if as_json:
         click.echo(msgspec.json.encode(findings).decode())
     else:
-        report.print_whole(report.findings_table(findings))
+        printing.print_whole(printing.findings_table(findings))
     if any(finding.status == "fail" for finding in findings):
         sys.exit(_FAILED)
 

@@ -15,7 +15,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli import report
+from orchestrator.cli import printing
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
@@ -157,9 +157,9 @@ def _ask(
         print_notes([demo_note(state.target), _ANSWERED if chat is not None and loading is not None else ""])
     with (
         client.stream(text if chat is None else chat.tokens([{"role": "user", "content": text}]), params) as stream,
-        Console(stderr=True, quiet=silent).status(report.READING) as status,
+        Console(stderr=True, quiet=silent).status(printing.READING) as status,
     ):
-        stream.watch_reading(lambda tokens, total: status.update(report.reading(tokens, total)))
+        stream.watch_reading(lambda tokens, total: status.update(printing.reading(tokens, total)))
         for piece in stream:
             status.stop()
             if not as_json:
@@ -173,10 +173,10 @@ def _ask(
         click.echo()
     if not silent:
         temperature = state.sampling.temperature if params.temperature is None else params.temperature
-        Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats, loading=loading))
+        Console(stderr=True).print(printing.summary(result, sampled=temperature > 0, every=stats, loading=loading))
         if not result.text.strip() and result.finish_reason == "stop":
             print_notes([_NOTHING if chat is not None or template is None else f"{_NOTHING} {_WITHOUT_RAW}"])
-    limit = report.cut_off(result, params.max_tokens, _FULL.format(state.context))
+    limit = printing.cut_off(result, params.max_tokens, _FULL.format(state.context))
     if limit and params.json_schema is not None:
         raise PipelineError(f"The JSON is incomplete. {limit}")
     print_notes(["" if silent else limit])

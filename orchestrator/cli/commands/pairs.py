@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.pipeline_options import NamedChoice
-from orchestrator.cli.report import print_whole
+from orchestrator.cli.printing import print_whole
 from orchestrator.cli.sentences import say
 from orchestrator.machine.checkpoints import complete, gguf_files
 from orchestrator.machine.default_target import default_pair_state

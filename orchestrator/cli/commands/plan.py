@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 
 from orchestrator.cli.pipeline_options import Destination
-from orchestrator.cli.report import show
+from orchestrator.cli.printing import show
 from orchestrator.cli.sentences import say
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY, SAMPLED, Scenario, pays_from, plan_findings, predict

@@ -17,9 +17,9 @@ import click
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.configured_models import ConfiguredModel, configured_models
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.model_table import ConfiguredModel, configured_models
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import ConversionBar, Notices, opened, print_notes, target_folder, tokenizer_folder
 from orchestrator.cli.remote_workers import invited, listening_options, require_listening

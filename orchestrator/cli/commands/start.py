@@ -17,8 +17,8 @@ from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
+from orchestrator.cli.printing import print_whole
 from orchestrator.cli.remote_workers import invited, listening_options, require_listening
-from orchestrator.cli.report import print_whole
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sentences import say
 from orchestrator.machine.network import require_unused

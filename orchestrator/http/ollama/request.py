@@ -15,7 +15,7 @@ from orchestrator.http.errors import ApiError, refuse_given, unsupported
 from orchestrator.http.model_table import Seconds
 from orchestrator.http.openai.history import Note, parts
 from orchestrator.http.openai.request import ChatRequest, CompletionRequest, question
-from orchestrator.http.openai.request_fields import TranslatedRequest, unknown, unused
+from orchestrator.http.openai.translation import TranslatedRequest, unknown, unused
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
 
 _LATEST = ":latest"

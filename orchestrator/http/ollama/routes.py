@@ -30,7 +30,7 @@ from orchestrator.http.ollama.request import (
 from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import Asked, ChatPrompts, PreparedRequest
-from orchestrator.http.openai.request_fields import read_fields
+from orchestrator.http.openai.translation import read_fields
 from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.work import body, unless_gone
 from orchestrator.text.chat_template import ChatTemplate

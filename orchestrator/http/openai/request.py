@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from orchestrator.api.sampling import SamplingParams, number_fields
 from orchestrator.http.errors import ApiError, refuse_given, unsupported, wrong
 from orchestrator.http.openai.history import Note, readable
-from orchestrator.http.openai.request_fields import function_tools, unknown, unused, usual
 from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
+from orchestrator.http.openai.translation import function_tools, unknown, unused, usual
 from orchestrator.http.request_bodies import converted, decoded
 from orchestrator.text.answer.bound_calls import CallWriter
 from orchestrator.text.families.qwen import JSON_CALLS

@@ -15,7 +15,7 @@ from orchestrator.http.errors import refuse_given, unsupported, wrong
 from orchestrator.http.openai.answer_content import call_id
 from orchestrator.http.openai.history import Note, shown
 from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
-from orchestrator.http.openai.request_fields import TranslatedRequest, left_out_tools
+from orchestrator.http.openai.translation import TranslatedRequest, left_out_tools
 from orchestrator.http.responses.answer import CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
 from orchestrator.text.answer.parts import Call

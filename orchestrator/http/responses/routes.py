@@ -19,7 +19,7 @@ from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.http.openai.model_server import ModelServer, NewRenderer
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.openai.request import ChatRequest
-from orchestrator.http.openai.request_fields import read_fields
+from orchestrator.http.openai.translation import read_fields
 from orchestrator.http.request_bodies import read_body
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.compaction import SummaryAnswer, by_users, compaction, demands

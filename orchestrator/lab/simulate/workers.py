@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES

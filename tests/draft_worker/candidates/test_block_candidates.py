@@ -9,7 +9,7 @@ import pytest
 
 from draft_worker.candidates.block_candidates import RankedRows
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
 
 _TOKENS, _ROWS, _FIRST = 3000, 5, 70

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from draft_worker.candidates.head_columns import Columns
 from draft_worker.candidates.host_ranking import GROUP_SIZE, PEAK, CandidateSelector, NoisePrefetch, shortlist
 from draft_worker.candidates.ranking import propose
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.short_head import HeadTokens
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise
+from protocol.sampling.gumbel_noise import Noise
 from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
 from protocol.speculation.token_tree import Candidates
 from tests.support.logit_rows import rows

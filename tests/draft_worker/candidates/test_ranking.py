@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from draft_worker.candidates.ranking import mix, mixed, propose
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.speculation.token_tree import Candidates
 
 COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_worker.conditioned.engine import ConditionedEngine, ConditionedSequence
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.eagle3 import loaded
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.speculation.token_tree import Candidates
 from tests.support.eagle3_reference import Reference, Row
 from tests.support.models import eagle3_folders as folders

@@ -13,7 +13,7 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.apple import CoreMlRuntime, compiled
 from draft_worker.coreml.runtime.calls import Runtime
 from draft_worker.coreml.runtime.runtimes import default_runtime, open_runtime
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from protocol.messages.sampling import Sampling
 from protocol.paths import cache_folder

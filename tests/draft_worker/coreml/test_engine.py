@@ -11,7 +11,7 @@ import pytest
 
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.engines.mlx import MlxEngine
 from protocol.inference.language_model import LanguageModel

@@ -12,7 +12,7 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.joint_memory import _IDLE_STEPS, JointMemory
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.worker import DraftWorker
 from protocol.inference.slots import PREFIX

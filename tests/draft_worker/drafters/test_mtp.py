@@ -13,7 +13,7 @@ from mlx_lm.models.cache import KVCache
 from draft_worker.conditioned.engine import ConditionedEngine
 from draft_worker.conditioned.runner import MlxRunner
 from draft_worker.drafters.mtp import MtpHead, read_mtp
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from protocol.errors import InputError
 from protocol.messages.features import FINAL, FeatureForm
 from protocol.messages.sampling import Sampling

@@ -11,7 +11,7 @@ import pytest
 
 from draft_worker.drafters.eagle3 import read_eagle3
 from draft_worker.drafters.peagle import PeagleRunner
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence
 from protocol.messages.sampling import Sampling
 from tests.support.eagle3_reference import Reference, Row

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from draft_worker.candidates.block_candidates import RankedRows
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence, load
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, RequestId

@@ -12,7 +12,7 @@ import pytest
 from draft_worker.conditioned.engine import ConditionedEngine
 from draft_worker.drafters import token_ends
 from draft_worker.drafters.token_ends import TokenEnds, target_ends
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.eagle3 import load
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import draft_engine

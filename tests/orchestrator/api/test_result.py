@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from orchestrator import Result
-from orchestrator.cli import report
+from orchestrator.cli import printing
 from orchestrator.cli.commands.chat import status
 from tests.support.fake_pipeline import statistics
 
@@ -57,7 +57,7 @@ def test_a_summary_tells_speed_and_acceptance():
     ],
 )
 def test_an_answer_that_a_limit_ended_says_which(reason: Any, most: int | None, said: str):
-    sentence = report.cut_off(Result("a b", (1, 2), reason, statistics(7, 2), seed=3), most, if_full="Full.")
+    sentence = printing.cut_off(Result("a b", (1, 2), reason, statistics(7, 2), seed=3), most, if_full="Full.")
 
     assert said in sentence
     assert bool(sentence) == bool(said)
@@ -71,7 +71,7 @@ def test_what_speculation_gained_is_shown_and_hits_only_where_draft_and_target_c
     result = Result("def f():", (1, 2), "length", gained, seed=3)
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(report.summary(result, sampled=True))
+        console.print(printing.summary(result, sampled=True))
     panel = [" ".join(line.strip("│╭╰─╮╯\n ").split()) for line in captured.get().splitlines()][:-1]
 
     assert panel == [

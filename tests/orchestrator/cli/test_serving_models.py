@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.commands.serve import serve_models
-from orchestrator.cli.model_table import ConfiguredModel
+from orchestrator.cli.configured_models import ConfiguredModel
 from orchestrator.http import run
 from orchestrator.http.model_table import ModelEntry
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings

@@ -27,7 +27,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.messages.base import Level
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from target_worker.float32_copy import copy_in_32_bits
 from tests.support.models.tiny_models import VOCABULARY, network, tree_model
 from tests.support.paths import DEMO_TARGET

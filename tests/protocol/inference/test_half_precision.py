@@ -13,7 +13,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.quantized_kv import deviation
 from protocol.inference.slots import PREFIX
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from tests.support.models.architectures import tiny, tiny_with_wide_heads
 from tests.support.models.tiny_models import network, stock_logits
 from tests.support.processing import processed

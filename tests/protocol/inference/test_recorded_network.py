@@ -5,7 +5,7 @@ import pytest
 
 from protocol.inference.recorded_network import KnownText, point_logits
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, scores
 from tests.support.models.tiny_models import VOCABULARY
 
 _TEXT = (5, 9, 2, 33, 41, 7, 5, 9, 12, 66, 0, 3)

@@ -19,7 +19,7 @@ from orchestrator.cli.pipeline_options import (
     without_effect,
 )
 from orchestrator.cli.pipelines import ConversionBar, print_notes
-from orchestrator.cli.report import show
+from orchestrator.cli.printing import show
 from orchestrator.lab.bench.contender import LLAMA_CPP
 from orchestrator.lab.bench.forwards import ORDER
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS

@@ -10,7 +10,7 @@ from rich.console import Console
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination, draft_engine_option, draft_option, pair_option, target_option
 from orchestrator.cli.pipelines import target_folder
-from orchestrator.cli.report import show
+from orchestrator.cli.printing import show
 from orchestrator.cli.sentences import say
 from orchestrator.machine.profiles.device_profiles import calibration_file
 

@@ -10,7 +10,7 @@ from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.cli.report import show
+from orchestrator.cli.printing import show
 from orchestrator.lab.bench.prompts import read_prompts
 from protocol.messages.sampling import AT_ZERO
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from protocol.messages.base import NodeId, RequestId
 from protocol.messages.kv import KvReference

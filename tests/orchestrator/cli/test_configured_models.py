@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.model_table import ConfiguredModel, configured_models
+from orchestrator.cli.configured_models import ConfiguredModel, configured_models
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from protocol.errors import InputError
 

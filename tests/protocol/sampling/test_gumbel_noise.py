@@ -6,8 +6,8 @@ import pytest
 
 from protocol.errors import PipelineError
 from protocol.messages.sampling import Sampling
-from protocol.sampling import sampler as module
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling import gumbel_noise as module
+from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.sampling.threefry import NoiseStream, gumbel, half_block, noise_bits, noise_key, threefry2x32, uniform
 
 _VOCABULARY = 100
