@@ -11,13 +11,10 @@ from orchestrator.core.phases import COMPARING, IN_TURNS, Mode
 from orchestrator.core.policy.estimates import ChosenNode, Estimates, GrowthStep, MeasuredRound
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
+from orchestrator.core.tuning import TUNING
 from protocol.messages.base import RequestId
 from protocol.messages.worker import Grow, Prefilled, Verdict, Verify
 from protocol.speculation.token_tree import Node, end_of_path
-
-_SETTLING = 2
-"""Rounds of a request that say nothing about what forwards cost: the target may copy KV that it took up and that
-something else still holds. Behind 8,192 tokens such a forward takes six times as long."""
 
 
 @dataclass(slots=True)
@@ -94,7 +91,7 @@ class Meter:
         disturbed = mode in IN_TURNS and any(
             each.speculation.at_work_since(request.sent_at) for each in self._requests.values()
         )
-        settled = request.stats.rounds >= _SETTLING and not verdict.root_alone
+        settled = request.stats.rounds >= TUNING.settling and not verdict.root_alone
         if width is not None and settled and not disturbed:
             estimates.target.observe(width, verdict.seconds)
         alone = len(self._requests) == 1

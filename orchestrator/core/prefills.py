@@ -13,16 +13,12 @@ from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.estimates import Mean
 from orchestrator.core.request import Request
+from orchestrator.core.tuning import TUNING
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
 from protocol.messages.base import RequestId, Role
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.worker import Prefill, Prefilled, Stop
 
-_TRIALS = 2
-"""Prompts that a prefill worker gets before its speed counts as measured."""
-_UNKNOWN_TIMEOUT = 30.0
-"""Seconds, while no speed was measured."""
-_MIN_TIMEOUT = 1.0
 _REMEMBERED_NAMES = 1024
 """Names of unlinked arenas that are remembered, since an offer of one of them may still be on its way."""
 
@@ -200,7 +196,7 @@ class PrefillCosts:
         rest = tokens - adoptable
         if not self.worker_usable or rest < MIN_SHARED_TOKENS or (self._mode == "auto" and not self._target.count):
             return False
-        if self._mode == "always" or self._worker.count < _TRIALS:
+        if self._mode == "always" or self._worker.count < TUNING.prefill_trials:
             return True
         by_worker = (self._worker.get(0.0) + self._adoption.get(0.0)) * tokens
         return by_worker < self._target.get(0.0) * rest + self._adoption.get(0.0) * adoptable
@@ -208,7 +204,7 @@ class PrefillCosts:
     def timeout(self, tokens: int) -> float:
         """Seconds after which the target prefills the prompt: twice the slower one's time, at least one second."""
         measured = [mean.get(0.0) for mean in (self._target, self._worker) if mean.count]
-        return max(_MIN_TIMEOUT, 2 * max(measured) * tokens) if measured else _UNKNOWN_TIMEOUT
+        return max(TUNING.least_prefill_wait, 2 * max(measured) * tokens) if measured else TUNING.unknown_prefill_wait
 
 
 def _release(names: list[str]) -> list[Command]:

@@ -12,6 +12,7 @@ from orchestrator.core.policy.decision import RequestView
 from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
+from orchestrator.core.tuning import TUNING
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, RequestId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
@@ -20,17 +21,7 @@ from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, flatten, node_id
 
-_READING_SECONDS = 0.25
-"""Between two reports of how far a prompt has been read."""
-_MAX_LOOKUP_TOKENS = 16
-"""Longest chain of guesses by prompt lookup."""
-_LOG_LEAST_LOOKUP = math.log(0.05)
-"""Logarithm of the path probability below which no guess by prompt lookup is worth a row of a forward."""
 _FIRST_ROOT = NodeId(0)
-FRUITLESS_ROUNDS, _TARGETS = 3, 2
-"""So many rounds in succession without a verdict cost a target its place, and so many targets a request."""
-LOST = 3
-"""So often in succession a living target is waited for in vain before the round counts as lost."""
 
 
 class Request:
@@ -52,7 +43,7 @@ class Request:
         self.sent_at = now
         """When the target was last sent a message that it has to answer."""
         self.unanswered = 0
-        """How often that message was waited for in vain while the target lived; LOST: it is not waited for any more."""
+        """How often that message was waited for in vain while the target lived; more is not waited for."""
         self.fruitless = 0
         """Rounds since the last verdict that were lost. A target that ends at work for this request makes them full."""
         self.suspect = False
@@ -129,15 +120,15 @@ class Request:
         that may be why. Returns whether this request has had all its targets."""
         if suspected and self.phase in AWAITING_TARGET:
             self.suspect = True
-            self.fruitless += FRUITLESS_ROUNDS - self.fruitless % FRUITLESS_ROUNDS
+            self.fruitless += TUNING.fruitless_rounds - self.fruitless % TUNING.fruitless_rounds
         self.enter(Trigger.TARGET_LOST)
         self.outstanding = None
-        return self.fruitless >= _TARGETS * FRUITLESS_ROUNDS
+        return self.fruitless >= TUNING.fruitless_targets * TUNING.fruitless_rounds
 
     def lose_round(self, now: float) -> None:
         """The target has lost the request. To say so again changes nothing."""
-        if self.unanswered < LOST:
-            self.unanswered, self.sent_at = LOST, now
+        if self.unanswered < TUNING.unanswered:
+            self.unanswered, self.sent_at = TUNING.unanswered, now
 
     def delegate_prefill(self, now: float) -> None:
         """A prefill worker was sent the tokens before the root."""
@@ -190,7 +181,7 @@ class Request:
         """Whether the client is told again how far its prompt has been read."""
         due = now >= self._reading_due
         if due:
-            self._reading_due = now + _READING_SECONDS
+            self._reading_due = now + TUNING.reading_told
         return due
 
     def prefilled(self, now: float) -> None:
@@ -378,9 +369,9 @@ class Request:
         while node.parent is not None and len(path) < LONGEST:
             path.append(node.token)
             node = node.parent
-        limit = min(_MAX_LOOKUP_TOKENS, self.tree.root.depth + self._room - leaf.depth)
+        limit = min(TUNING.lookup_tokens, self.tree.root.depth + self._room - leaf.depth)
         nodes: list[Node] = []
-        least = self.tree.root.log_path + _LOG_LEAST_LOOKUP
+        least = self.tree.root.log_path + math.log(TUNING.lookup_least)
         for token, claimed in self._lookup.chain([*self.tokens[-LONGEST:], *path[::-1]], limit):
             belief = self.estimates.lookup(claimed, 0)
             node = (nodes[-1] if nodes else leaf).guess(token, belief, belief)

@@ -8,23 +8,11 @@ from typing import NamedTuple
 from orchestrator.core.commands import Replace
 from orchestrator.core.phases import AWAITING_TARGET, DraftTrigger, Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
-from orchestrator.core.request import FRUITLESS_ROUNDS, LOST, Request
+from orchestrator.core.request import Request
+from orchestrator.core.tuning import TUNING
 from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import MAX_TREES, RequestId
 from protocol.messages.worker import Verify
-
-_PREFILL_PRIORITY_SECONDS = 1.0
-"""The longest delay of the next round by a prompt that the target prefills. So a new request gets its first token after
-its own prefill and one round, and the running requests pause no longer than that."""
-_STRAGGLER_SECONDS = 0.1
-"""The verdicts of one forward arrive together. A later verdict counts as lost: its tree is sent again alone."""
-_ANSWER_SECONDS = 5.0
-"""After this long without an answer the message is sent again; the target's answers are idempotent."""
-_PAUSE_SECONDS = 0.1
-"""Before a request that the target has lost is started again."""
-_STANDSTILL_SECONDS = 10.0
-"""An answer that is missed so long after it was overdue was not looked for: this process stood still, and the target
-perhaps with it."""
 
 
 @dataclass(slots=True)
@@ -125,7 +113,7 @@ class Scheduler:
         if round is None or request not in round.under_verification:
             return None
         width = round.width if round.deadline is None else None
-        round.deadline = round.deadline or now + _STRAGGLER_SECONDS
+        round.deadline = round.deadline or now + TUNING.straggler
         self.expect_no_verdict(request)
         return width
 
@@ -199,7 +187,7 @@ class Scheduler:
             self._delayed_since = None
             return False
         self._delayed_since = now if self._delayed_since is None else self._delayed_since
-        until = self._delayed_since + _PREFILL_PRIORITY_SECONDS
+        until = self._delayed_since + TUNING.prefill_priority
         if now >= until:
             self._delayed_since = None
             return False
@@ -236,7 +224,7 @@ class ResponseTimeouts:
         it was sent: it is asked again, and then the round is lost.
         """
         late = [request for request in self._awaiting() if now >= _due_at(request)]
-        if any(now >= _due_at(request) + _STANDSTILL_SECONDS for request in late):
+        if any(now >= _due_at(request) + TUNING.standstill for request in late):
             self._workers.listen_again(now)
         silence = self._workers.silence("target", now) if late else None
         reason = "" if silence is None else f"The target has been silent for {silence:.0f} s."
@@ -244,10 +232,10 @@ class ResponseTimeouts:
         for request in late:
             heard, request.sent_at = self._workers.heard_since("target", request.sent_at), now
             request.unanswered += heard
-            if request.unanswered >= LOST:
+            if request.unanswered >= TUNING.unanswered:
                 request.fruitless += 1
                 lost.append(request)
-                if request.fruitless % FRUITLESS_ROUNDS == 0:
+                if request.fruitless % TUNING.fruitless_rounds == 0:
                     reason = "The target did nothing for a request."
             elif heard:
                 again.append(request)
@@ -261,7 +249,7 @@ class ResponseTimeouts:
         """
         request.sent_at, ready = now, request.phase is Phase.READY
         for each in self._awaiting():
-            if each.unanswered < LOST and (ready or each.phase is Phase.PREFILLING):
+            if each.unanswered < TUNING.unanswered and (ready or each.phase is Phase.PREFILLING):
                 each.unanswered = 0
 
     def _awaiting(self) -> list[Request]:
@@ -271,4 +259,4 @@ class ResponseTimeouts:
 
 
 def _due_at(request: Request) -> float:
-    return request.sent_at + (_ANSWER_SECONDS if request.unanswered < LOST else _PAUSE_SECONDS)
+    return request.sent_at + (TUNING.answer if request.unanswered < TUNING.unanswered else TUNING.restart_pause)

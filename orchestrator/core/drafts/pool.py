@@ -20,6 +20,7 @@ from orchestrator.core.policy.estimates import Estimates, TurnTaking
 from orchestrator.core.policy.expected_rate import best_counts
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
+from orchestrator.core.tuning import TUNING
 from orchestrator.core.workers import WorkerRegistry, shares_first_layers
 from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference
@@ -194,7 +195,7 @@ class DraftPool:
         if not self._requests:
             self._idle_since = now
             # The next turn of an agent's loop without pauses would wait for the reading.
-            if self._active is not None and self._pause > _PAUSE_SECONDS:
+            if self._active is not None and self._pause > TUNING.turn_pause:
                 idle = self._dispatch.catch_up(self._active, request, now)
         for draft in self._drafts.values():
             draft.remember(request)
@@ -345,19 +346,8 @@ class DraftPool:
 
 # What drafts are sent -----------------------------------------------------------------------------
 
-_GAIN_OF_TURNS, _LEAST_GAIN = 0.15, 0.01
-"""Of the time of plain decoding, what drafting in turns saves before anything is measured, and at least: a long answer
-is worth a try."""
-_CERTAIN = 1.5
-"""Times that the gain must be what the reading costs: the gain is an estimate, and the cost is certain."""
-_PAUSE_SECONDS = 1.0
-"""Between two turns, so that a draft reads on in the next pause."""
-_GUESSES = 8
-"""Of a growth step below each root."""
 _SAVED_AT_ONCE = 128
 """Tokens whose KV a target saves between two rounds (target_worker.kv)."""
-_PREFILL_SECONDS = 10.0
-"""After so long without growth, a draft that prefills counts as silent too."""
 
 
 class CatchingUp(NamedTuple):
@@ -438,7 +428,7 @@ class Draft:
         """The draft has owed growth for too long."""
         if self._late_since is None:
             return False
-        limit = _PREFILL_SECONDS if self.prefilling else estimates.growth_timeout
+        limit = TUNING.draft_prefill_wait if self.prefilling else estimates.growth_timeout
         return now - self._late_since > limit
 
 
@@ -578,7 +568,7 @@ def _too_short(request: Request, draft: Draft, estimates: Estimates, sharing: in
     missing = max(0, draft.reads(len(request.tokens)) - draft.earlier(request).held)
     reading = missing * estimates.prefill.get(0.0)
     plain = estimates.target(sharing) / sharing
-    return _CERTAIN * reading > _gain_of_turns(estimates, sharing) * request.remaining * plain
+    return TUNING.certain_gain * reading > _gain_of_turns(estimates, sharing) * request.remaining * plain
 
 
 def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
@@ -588,11 +578,11 @@ def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
     rate after one growth step for all of them.
     """
     if not estimates.first_response.count:
-        return _GAIN_OF_TURNS
-    cost, hop, shares = estimates.target, estimates.hop.get(0.0), estimates.ranks.shares(_GUESSES)
+        return TUNING.turns_gain
+    cost, hop, shares = estimates.target, estimates.hop.get(0.0), estimates.ranks.shares(TUNING.step_guesses)
     plain = sharing / (cost(sharing) + hop)
     gain = 1.0 - plain / best_counts([shares] * sharing, cost, hop + estimates.first_response.get(0.0)).rate
-    return max(_LEAST_GAIN, gain)
+    return max(TUNING.least_turns_gain, gain)
 
 
 def _comes_soon(request: Request, written: KvReference | None) -> bool:

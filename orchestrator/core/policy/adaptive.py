@@ -14,27 +14,12 @@ from orchestrator.core.policy.decision import (
     VerifyNodes,
     WaitUntil,
 )
-from orchestrator.core.policy.estimates import MIN_GROWTH_TIMEOUT, Estimates
+from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_counts, with_growth
+from orchestrator.core.tuning import TUNING
 from protocol.messages.base import MAX_STEPS
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.speculation.token_tree import Node
-
-_MIN_WIDTH = 4
-"""Fewest nodes of one tree that a growth step evaluates, however many trees share the step."""
-_PREPARED = 0.2
-"""Share of the path probability worth a verification that is still worth a growth step:
-measured, docs/log/2026-11-22-draft-stops-when-more.md."""
-_MAX_ACCEPTANCE = 0.9
-"""Highest acceptance that is believed: trees are finite, and E below is at most 10."""
-_MOST_STEPS = 4
-"""Growth steps that are looked ahead where the draft takes turns."""
-_MOST_UNASKED = 32
-"""Rounds in turns after which the draft is asked for a step again, whatever the figures say: they may be old."""
-_PLAIN_ROUNDS = 8
-"""After so many rounds without a node the next one is expected to have none either."""
-_MAX_LEAST = 0.1
-"""Whatever a token costs the target, the draft prepares nodes that are as probable as this."""
 
 
 class Adaptive:
@@ -42,22 +27,13 @@ class Adaptive:
 
     name, summary = "adaptive", "the wait and the nodes with the highest expected tokens a second"
     drafts = caches = refreshes = True
-    _MARGIN = 1.02
-    """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
-    _MARGIN_BESIDE = 0.8
-    """As much higher still for each forward that the wait lasts, at a miss where the draft grows beside the target:
-    without the wait it grows during the verification, which costs nothing. Not for guesses that fade meanwhile."""
-    _EXPENSIVE = 1.2
-    """Ratio of step times above which the second half of a step's width is too expensive."""
-    _STEEP = 1.5
-    """The same for the second half of a width that was halved before: fewer nodes mean fewer guesses at each place."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         width = self._width(estimates)
-        share = max(min(_MIN_WIDTH, width), width // sharing)
+        share = max(min(TUNING.min_width, width), width // sharing)
         measuring = estimates.usefulness.measuring and sharing == 1
         steps = 0 if estimates.turns.in_turns or measuring else None
         return BestFirst(share, self._options.draft_fan, self._least(estimates), steps, self._options.lookup == "on")
@@ -73,14 +49,14 @@ class Adaptive:
         if not cost.known:
             return 0.0
         token_cost = max(0.0, cost(widest) - cost(1)) / (widest - 1)
-        tokens = 1.0 / (1.0 - min(_MAX_ACCEPTANCE, estimates.acceptance.get(0.0)))
-        return min(_MAX_LEAST, _PREPARED * tokens * token_cost / cost((widest + 1) // 2))
+        tokens = 1.0 / (1.0 - min(TUNING.max_acceptance, estimates.acceptance.get(0.0)))
+        return min(TUNING.max_least, TUNING.prepared * tokens * token_cost / cost((widest + 1) // 2))
 
     def _width(self, estimates: Estimates) -> int:
         """Nodes that a growth step evaluates: `draft_width`, halved while the other half is expensive."""
-        width, cost, expensive = self._options.draft_width, estimates.growth, self._EXPENSIVE
-        while cost.known and width >= 2 * _MIN_WIDTH and cost(width) > expensive * cost(width // 2):
-            width, expensive = width // 2, self._STEEP
+        width, cost, expensive = self._options.draft_width, estimates.growth, TUNING.expensive_half
+        while cost.known and width >= 2 * TUNING.min_width and cost(width) > expensive * cost(width // 2):
+            width, expensive = width // 2, TUNING.steep_half
         return width
 
     def decide(self, views: Sequence[RequestView]) -> list[Decision]:
@@ -119,7 +95,7 @@ class Adaptive:
             return None  # the draft pauses
         due = _due(view)
         # A draft may claim any time for its steps, so the wait beyond the due time is bounded.
-        give_up = due + min(estimates.slowest_step, MIN_GROWTH_TIMEOUT)
+        give_up = due + min(estimates.slowest_step, TUNING.growth_wait)
         if give_up <= view.now or give_up == math.inf:
             return None
         return _OwedGrowth(due, give_up, guesses, view.steps + 1 if view.resting else None)
@@ -144,15 +120,15 @@ class Adaptive:
         horizon = first + 0.5 * estimates.step.get(0.0)
         awaited = [growth for growth in growths if growth.due <= horizon]
         until = max(growth.give_up for growth in awaited)
-        if estimates.unasked >= _MOST_UNASKED:
+        if estimates.unasked >= TUNING.most_unasked:
             return until
         shares, width = estimates.ranks.shares(self._options.draft_fan), self._width(estimates)
-        pause, margin = max(0.0, max(growth.due for growth in awaited) - now), self._MARGIN
+        pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
         missed = not any(view.tree.root.children for view in views)
         if missed and not views[0].in_turns and estimates.freshness is None:
-            margin += self._MARGIN_BESIDE * pause / estimates.target(len(views))
+            margin += TUNING.margin_beside * pause / estimates.target(len(views))
         wait = estimates.hop.get(0.0) + pause
-        for steps in range(1, 1 + (_MOST_STEPS if views[0].in_turns else 1)):
+        for steps in range(1, 1 + (TUNING.look_ahead if views[0].in_turns else 1)):
             later = [
                 present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
                 for present, growth in zip(gains, owed, strict=True)
@@ -198,8 +174,8 @@ def _due(view: RequestView) -> float:
 
 def _stays_plain(view: RequestView) -> bool:
     """Whether the next round will hardly have a node. A wrong answer costs the nodes of one round."""
-    asks = view.in_turns and view.drafting and view.estimates.unasked + 1 >= _MOST_UNASKED
-    return view.plain_rounds >= _PLAIN_ROUNDS and not asks
+    asks = view.in_turns and view.drafting and view.estimates.unasked + 1 >= TUNING.most_unasked
+    return view.plain_rounds >= TUNING.plain_rounds and not asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +190,6 @@ class _OwedGrowth:
     """What it grows from."""
     steps: int | None
     """What to ask a resting draft for; None if the growth comes by itself."""
-
-
-_SEARCHED = 8
-"""Nodes that are searched for the best paths, for each node of the longest path, in all trees of a forward: the more
-requests share it, the shorter are the paths that are worth their cost."""
 
 
 class NodeChoice(Protocol):
@@ -245,7 +216,7 @@ def candidates(view: RequestView, limit: int, lookup: bool, sharing: int) -> Nod
     """At most `limit` nodes, with guesses by prompt lookup if `lookup`, of one of `sharing` requests."""
     if view.level == "tree":
         return TreeCandidates(view, limit, lookup)
-    return PathCandidates(view, limit, lookup, max(limit, _SEARCHED * limit // sharing))
+    return PathCandidates(view, limit, lookup, max(limit, TUNING.searched * limit // sharing))
 
 
 class TreeCandidates:
