@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from orchestrator.core.events import Task
 from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, DraftPhase, DraftTrigger, Phase, Trigger
-from orchestrator.core.policy.decision import RequestView
 from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
@@ -60,7 +59,7 @@ class Request:
         """The present round began with a hit, whether or not its guesses were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
-        self._plain_rounds = 0
+        self.plain_rounds = 0
         """Rounds in succession whose trees had no nodes."""
         self._began_early = self._goes_on = False
         """The target may have begun this round before its tree came; it may begin the next one so."""
@@ -211,40 +210,16 @@ class Request:
         self.level = target.level
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
         """Most tokens below the root that can still be used: the bonus takes one of the remaining ones."""
         return 0 if self.speculation.phase is DraftPhase.REFUSED else self.remaining - 1
-
-    def view(self, now: float) -> RequestView:
-        """What a strategy decides on."""
-        speculation = self.speculation
-        return RequestView(
-            tree=speculation.tree,
-            estimates=speculation.estimates,
-            now=now,
-            ready_since=self.ready_since,
-            grown_at=speculation.grown_at,
-            room=self._room,
-            drafting=speculation.drafting,
-            lag=speculation.lag(self.ready_since),
-            draft_ready_at=speculation.ready_at,
-            lookup=self._guesses_behind,
-            steps=speculation.steps,
-            in_turns=speculation.in_turns,
-            resting=speculation.resting,
-            asked_at=speculation.asked_at,
-            reading_until=speculation.reading_until,
-            draft_tokens=self.task.draft_tokens,
-            plain_rounds=self._plain_rounds,
-            level=self.level,
-        )
 
     def verify(self, nodes: list[Node], now: float, goes_on: bool = False) -> Verify:
         """Put `nodes` under verification. `goes_on`: the target may begin the next round's root before it is asked."""
         root = self.speculation.tree.root
         tokens, parents = flatten(root, nodes)
         self._verified_nodes = {node.id: node for node in nodes}
-        self._plain_rounds = 0 if nodes else self._plain_rounds + 1
+        self.plain_rounds = 0 if nodes else self.plain_rounds + 1
         rejection = self.task.sampling.verification == "rejection"
         # With a draft, rejection sampling depends on what is verified together.
         goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
@@ -362,14 +337,14 @@ class Request:
             self.speculation.begin_anew(self.round, now)
         return hit and not self.anew
 
-    def _guesses_behind(self, leaf: Node) -> list[Node]:
+    def guesses_behind(self, leaf: Node) -> list[Node]:
         """A chain of guesses by prompt lookup, which is no part of the tree."""
         path: list[int] = []
         node = leaf
         while node.parent is not None and len(path) < LONGEST:
             path.append(node.token)
             node = node.parent
-        limit = min(TUNING.lookup_tokens, self.tree.root.depth + self._room - leaf.depth)
+        limit = min(TUNING.lookup_tokens, self.tree.root.depth + self.room - leaf.depth)
         nodes: list[Node] = []
         least = self.tree.root.log_path + math.log(TUNING.lookup_least)
         for token, claimed in self._lookup.chain([*self.tokens[-LONGEST:], *path[::-1]], limit):

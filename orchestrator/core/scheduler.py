@@ -168,7 +168,7 @@ class Scheduler:
             return [(request, VerifyNodes([])) for request in new]
         if ready[0].level == "plain":
             return [(request, VerifyNodes([], goes_on=True)) for request in ready]
-        decisions = self._strategy.decide([request.view(now) for request in ready])
+        decisions = self._strategy.decide(ready, now)
         return list(zip(ready, decisions, strict=True))
 
     def _busy(self, now: float) -> bool:

@@ -14,9 +14,10 @@ from orchestrator.core.drafts.election import Election
 from orchestrator.core.options import Options
 from orchestrator.core.phases import COMPARING
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import Decision, RequestView, VerifyNodes, WaitUntil
+from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
 from orchestrator.core.policy.estimates import MeasuredRound, TurnTaking, Usefulness, WidthCost
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.request import Request
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.simulation import Simulation
@@ -391,13 +392,14 @@ def fixed(steps: int, nodes: int) -> type[Adaptive]:
     """Always so many growth steps, then the best so many nodes."""
 
     class Fixed(Adaptive):
-        def decide(self, views: Sequence[RequestView]) -> list[Decision]:
-            (view,) = views
-            ready = view.drafting and view.draft_ready_at <= view.now < view.ready_since + 0.2
-            if ready and view.steps < steps:
-                return [WaitUntil(view.now + 0.2, view.steps + 1 if view.resting else None)]
-            deepest = view.tree.root.depth + view.room
-            return [VerifyNodes([node for node in islice(view.tree.best(), nodes) if node.depth <= deepest])]
+        def decide(self, requests: Sequence[Request], now: float) -> list[Decision]:
+            (request,) = requests
+            draft = request.speculation
+            ready = draft.drafting and draft.ready_at <= now < request.ready_since + 0.2
+            if ready and draft.steps < steps:
+                return [WaitUntil(now + 0.2, draft.steps + 1 if draft.resting else None)]
+            deepest = request.tree.root.depth + request.room
+            return [VerifyNodes([node for node in islice(request.tree.best(), nodes) if node.depth <= deepest])]
 
     return Fixed
 
