@@ -86,7 +86,7 @@ class PrefillRouter:
     def prefilled(self, request: Request, message: Prefilled) -> list[Command]:
         """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
         self._costs.observe_target(message.tokens, message.adopted, message.seconds)
-        adopted = self._arenas.pinned(request.id)
+        adopted = self._arenas.pinned.get(request.id)
         commands = _release(self._arenas.unpin(request.id))
         if adopted is not None:
             self._suspected.discard(adopted)
@@ -101,12 +101,12 @@ class PrefillRouter:
 
     def adopting(self, id: RequestId) -> bool:
         """Whether the target was told to adopt an arena for this request and has not answered."""
-        return self._arenas.pinned(id) is not None
+        return id in self._arenas.pinned
 
     def target_down(self) -> list[Command]:
         """The target is gone. An arena that two targets did not survive adopting is released and adopted by no third
         one."""
-        adopting = self._arenas.being_adopted()
+        adopting = set(self._arenas.pinned.values())
         names = sorted(adopting & self._suspected)
         self._suspected = (self._suspected | adopting) - set(names)
         self.warnings += len(names)
@@ -160,7 +160,9 @@ class PrefillRouter:
     def _adoptable(self, request: Request) -> KvReference | None:
         """The arena that the target is to adopt, pinned until the target has answered."""
         reference = None if request.prompt_logprobs_left else self._arenas.find(request.tokens)
-        self._arenas.pin(request.id, reference)
+        self._arenas.pinned.pop(request.id, None)
+        if reference is not None:
+            self._arenas.pinned[request.id] = reference.name
         return reference
 
 
@@ -241,8 +243,8 @@ class ArenaIndex:
         self._index: PrefixIndex[str] = PrefixIndex()
         self._uses = 0
         self._removed_names: OrderedDict[str, None] = OrderedDict()
-        self._pinned: dict[RequestId, str] = {}
-        """By starting request: the arena that the target was told to adopt and has not answered for."""
+        self.pinned: dict[RequestId, str] = {}
+        """By starting request: the arena that its Start names; kept until the target has answered."""
 
     @property
     def size(self) -> int:
@@ -285,24 +287,10 @@ class ArenaIndex:
         self._touch(best)
         return KvReference(best, shared.tokens)
 
-    def pin(self, request: RequestId, reference: KvReference | None) -> None:
-        """The Start of this request names that arena: keep it until the target has answered."""
-        self._pinned.pop(request, None)
-        if reference is not None:
-            self._pinned[request] = reference.name
-
-    def pinned(self, request: RequestId) -> str | None:
-        """The arena that the unanswered Start of this request names."""
-        return self._pinned.get(request)
-
     def unpin(self, request: RequestId) -> list[str]:
         """The target has answered the Start of this request. Returns names to unlink."""
-        self._pinned.pop(request, None)
+        self.pinned.pop(request, None)
         return self._evict()
-
-    def being_adopted(self) -> set[str]:
-        """Names of the arenas in Starts that the target has not answered."""
-        return set(self._pinned.values())
 
     def request_ended(self, request: RequestId) -> list[str]:
         """Other requests may take over the request's arena. Returns names to unlink."""
@@ -339,7 +327,7 @@ class ArenaIndex:
     def _evict(self) -> list[str]:
         """Evict arenas whose tokens another arena holds, and beyond the limit the least recently used ones."""
         removed: list[str] = []
-        pinned = self.being_adopted()
+        pinned = set(self.pinned.values())
         by_age = sorted(
             (arena for arena in self._arenas.values() if arena.name not in pinned), key=lambda arena: arena.last_use
         )

@@ -55,13 +55,13 @@ class Request:
         """Seconds that the present round was delayed to wait for growth."""
         self.anew = False
         """The present round began with a hit whose guesses were dropped for fresh ones."""
-        self._began_with_hit = False
+        self.began_with_hit = False
         """The present round began with a hit, whether or not its guesses were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
         self.plain_rounds = 0
         """Rounds in succession whose trees had no nodes."""
-        self._began_early = self._goes_on = False
+        self.began_early = self._goes_on = False
         """The target may have begun this round before its tree came; it may begin the next one so."""
         self._reading_due = now
         self.prompt_logprobs_left = len(task.tokens) - 1 if task.sampling.prompt_logprobs else 0
@@ -141,10 +141,7 @@ class Request:
         self.unanswered = self.read = 0
 
     def start_message(
-        self,
-        plan: GrowthPlan | None = None,
-        vocabulary: int | None = None,
-        adopt: KvReference | None = None,
+        self, plan: GrowthPlan | None = None, vocabulary: int | None = None, adopt: KvReference | None = None
     ) -> Start:
         """The Start that serves the request from its committed tokens.
 
@@ -223,7 +220,7 @@ class Request:
         rejection = self.task.sampling.verification == "rejection"
         # With a draft, rejection sampling depends on what is verified together.
         goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
-        self._began_early, self._goes_on = self._goes_on, goes_on
+        self.began_early, self._goes_on = self._goes_on, goes_on
         self.outstanding = Verify(
             request=self.id,
             round=self.round,
@@ -273,26 +270,11 @@ class Request:
         """The first guess by prompt lookup behind the root, with its claim; none if there is none."""
         return self._lookup.continuations(self.tokens[-LONGEST:], 1)
 
-    def measured(self, verdict: Verdict, undisturbed: bool, now: float) -> MeasuredRound:
-        """What the round took that this verdict ends. `undisturbed`: no draft but the active one grows."""
-        speculation = self.speculation
-        return MeasuredRound(
-            tokens=self._expected_tokens,
-            seconds=now - self.ready_since,
-            width=1 + len(self._verified_nodes),
-            forward=verdict.seconds,
-            remaining=self.remaining,
-            waited=self._waited,
-            accepted=len(verdict.path),
-            wanted=speculation.wanted,
-            drafting=speculation.drafting,
-            can_rest=speculation.can_rest,
-            in_turns=speculation.in_turns,
-            reading=speculation.reading,
-            undisturbed=undisturbed,
-            fresh=self.anew if self._began_with_hit else None,
-            began_early=self._began_early,
-        )
+    def measured(self, verdict: Verdict, now: float) -> MeasuredRound:
+        """What the round took that this verdict ends."""
+        tokens, seconds = self._expected_tokens, now - self.ready_since
+        width = 1 + len(self._verified_nodes)
+        return MeasuredRound(tokens, seconds, width, verdict.seconds, self.remaining, self._waited)
 
     def plain_tokens_per_second(self) -> float | None:
         """Estimated for plain decoding. None where nothing can be guessed, and if most forwards had other requests."""
@@ -330,7 +312,7 @@ class Request:
         self.ready_since = now
         self.outstanding = None
         self._verified_nodes = {}
-        hit = self._began_with_hit = self.speculation.commit(tokens, self.round, now)
+        hit = self.began_with_hit = self.speculation.commit(tokens, self.round, now)
         freshness = self.speculation.estimates.freshness
         self.anew = hit and refreshes and freshness is not None and freshness.choose()
         if self.anew:

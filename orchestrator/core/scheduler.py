@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from orchestrator.core.commands import Replace
 from orchestrator.core.phases import AWAITING_TARGET, DraftTrigger, Phase
@@ -25,15 +24,6 @@ class _Round:
     """Tokens of the forward, roots included."""
     deadline: float | None = None
     """When missing verdicts count as lost; None until the first verdict."""
-
-
-class Schedule(NamedTuple):
-    """What to do next. At most one of the two lists has entries."""
-
-    trees: list[Verify]
-    """The trees of one forward."""
-    awaited: list[tuple[RequestId, int]]
-    """Growth that a resting draft is asked for: up to so many steps below the request's root."""
 
 
 class Scheduler:
@@ -127,12 +117,15 @@ class Scheduler:
     def lose_target(self) -> None:
         self._round = self.wake_at = None
 
-    def schedule(self, requests: Mapping[RequestId, Request], now: float) -> Schedule:
-        """Put the trees of the next forward under verification. None while the target is busy or waiting pays."""
+    def schedule(
+        self, requests: Mapping[RequestId, Request], now: float
+    ) -> tuple[list[Verify], list[tuple[RequestId, int]]]:
+        """Put the trees of the next forward under verification. None while the target is busy or waiting pays; then
+        with growth that resting drafts are asked for: up to so many steps below a request's root."""
         self.wake_at = None
         ready = [requests[id] for id in self._order if requests[id].phase is Phase.READY][:MAX_TREES]
         if self._busy(now) or not ready or self._prefill_first(requests, now):
-            return Schedule([], [])
+            return [], []
         trees: list[Verify] = []
         awaited: list[tuple[RequestId, int]] = []
         decisions = self._decisions(ready, now)
@@ -153,7 +146,7 @@ class Scheduler:
         if trees:
             self._round = _Round({tree.request for tree in trees}, sum(len(tree.tokens) for tree in trees))
             self.wake_at = None
-        return Schedule(trees, [] if trees else awaited)
+        return trees, [] if trees else awaited
 
     def _decisions(self, ready: list[Request], now: float) -> list[tuple[Request, Decision]]:
         """The next round's requests, each with a decision.
@@ -195,17 +188,6 @@ class Scheduler:
         return True
 
 
-class Overdue(NamedTuple):
-    """Requests whose answer is overdue, by what is to be done."""
-
-    again: list[Request]
-    """To be sent the same again."""
-    lost: list[Request]
-    """To be started again."""
-    replace: Replace | None
-    """The target is to be replaced before all that."""
-
-
 class ResponseTimeouts:
     """Timeouts of the target's answers; none while no target is up."""
 
@@ -217,8 +199,9 @@ class ResponseTimeouts:
         """When the first answer is overdue."""
         return min(map(_due_at, self._awaiting()), default=None)
 
-    def overdue(self, now: float) -> Overdue:
-        """What is overdue; its timeout begins again.
+    def overdue(self, now: float) -> tuple[list[Request], list[Request], Replace | None]:
+        """Requests that are to be sent the same again, and those to be started again, once the target is replaced, if
+        it is. Their timeouts begin again.
 
         A target that says nothing computes, until it is silent for too long. One that says something else has read what
         it was sent: it is asked again, and then the round is lost.
@@ -240,7 +223,7 @@ class ResponseTimeouts:
             elif heard:
                 again.append(request)
         replace = Replace("target", self._workers.incarnation("target"), reason) if reason else None
-        return Overdue(again, lost, replace)
+        return again, lost, replace
 
     def read_on(self, request: Request, now: float) -> None:
         """The target has read more of this prompt. Other prompts have not waited in vain: they take turns.

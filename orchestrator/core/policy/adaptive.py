@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, pairwise
-from typing import Protocol
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
@@ -30,7 +29,7 @@ class Adaptive:
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         width = self._width(estimates)
         share = max(min(TUNING.min_width, width), width // sharing)
-        measuring = estimates.usefulness.measuring and sharing == 1
+        measuring = estimates.gate.measuring and sharing == 1
         steps = 0 if estimates.turns.in_turns or measuring else None
         return BestFirst(share, self._options.draft_fan, self._least(estimates), steps, self._options.lookup == "on")
 
@@ -83,7 +82,7 @@ class Adaptive:
         estimates, draft = request.estimates, request.speculation
         if not draft.drafting or not estimates.step.count or not estimates.target.known:
             return None
-        if draft.in_turns and (estimates.usefulness.measuring or _has_taken_its_time(request, now)):
+        if draft.in_turns and (estimates.gate.measuring or _has_taken_its_time(request, now)):
             return None
         if not guesses.open or guesses.open[0] < self._least(estimates):
             return None  # the draft pauses
@@ -189,27 +188,7 @@ class _OwedGrowth:
     """What to ask a resting draft for; None if the growth comes by itself."""
 
 
-class NodeChoice(Protocol):
-    """Of one request, for one decision."""
-
-    gains: list[float]
-    """Expected tokens that each further node adds, guesses by prompt lookup included: n nodes yield the sum of the
-    first n."""
-    open: list[float]
-    """Path probabilities of the nodes that the draft's next growth step may give children, falling; that of the root if
-    the draft has grown nothing."""
-
-    def nodes(self, count: int) -> list[Node]:
-        """The best `count` nodes, parents first."""
-        ...
-
-    def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
-        """`gains` of the draft's guesses after `steps` steps, each of which gives the `width` most probable open nodes
-        children that are accepted with the probabilities `shares`."""
-        ...
-
-
-def candidates(request: Request, limit: int, lookup: bool, sharing: int) -> NodeChoice:
+def candidates(request: Request, limit: int, lookup: bool, sharing: int) -> "NodeChoice":
     """At most `limit` nodes, with guesses by prompt lookup if `lookup`, of one of `sharing` requests."""
     if request.level == "tree":
         return TreeCandidates(request, limit, lookup)
@@ -218,6 +197,13 @@ def candidates(request: Request, limit: int, lookup: bool, sharing: int) -> Node
 
 class TreeCandidates:
     """Any tree can be verified, so the best nodes are the most probable ones."""
+
+    gains: list[float]
+    """Expected tokens that each further node adds, guesses by prompt lookup included: n nodes yield the sum of the
+    first n."""
+    open: list[float]
+    """Path probabilities of the nodes that the draft's next growth step may give children, falling; that of the root if
+    the draft has grown nothing."""
 
     def __init__(self, request: Request, limit: int, lookup: bool) -> None:
         self._limit = limit
@@ -230,9 +216,12 @@ class TreeCandidates:
             self.gains = request.tree.path_probabilities(self._nodes)
 
     def nodes(self, count: int) -> list[Node]:
+        """The best `count` nodes, parents first."""
         return self._nodes[:count]
 
     def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
+        """`gains` of the draft's guesses after `steps` steps, each of which gives the `width` most probable open nodes
+        children that are accepted with the probabilities `shares`."""
         found, open = self._drafted, self.open
         for _ in range(steps):
             found = with_growth(found, open[:width], shares)[: self._limit]
@@ -248,7 +237,7 @@ class TreeCandidates:
 class PathCandidates:
     """One path can be verified: the best one of n nodes is that with the highest sum of path probabilities.
 
-    The best paths of two lengths may differ, so `gains` need neither fall nor be positive.
+    The best paths of two lengths may differ, so `gains` need neither fall nor be positive. Names as in TreeCandidates.
     """
 
     def __init__(self, request: Request, limit: int, lookup: bool, searched: int) -> None:
@@ -286,6 +275,10 @@ class PathCandidates:
                 else:
                     totals[length] = max(totals[length], total)
         return _differences(totals)
+
+
+NodeChoice = TreeCandidates | PathCandidates
+"""Of one request, for one decision."""
 
 
 class _BestPaths:

@@ -417,24 +417,6 @@ class MeasuredRound(NamedTuple):
     """Tokens that the request may still generate."""
     waited: float = 0.0
     """Seconds that the target waited for growth."""
-    accepted: int = 0
-    """Draft tokens."""
-    wanted: bool = True
-    """A draft may serve the request."""
-    drafting: bool = True
-    """A draft serves it and is not late."""
-    can_rest: bool = True
-    """That draft can rest while the target computes."""
-    in_turns: bool = False
-    """It rested."""
-    reading: bool = False
-    """It had not read the prompt."""
-    undisturbed: bool = True
-    """No other draft grew."""
-    fresh: bool | None = None
-    """Of a round that began with a hit: its guesses were dropped for fresh ones."""
-    began_early: bool = False
-    """The target may have begun the round before its tree came."""
 
     @property
     def overhead(self) -> float:
@@ -514,7 +496,7 @@ class Freshness:
 
 
 @dataclass(slots=True)
-class Usefulness:
+class DraftGate:
     """Pauses a draft that does not pay: its work only takes memory bandwidth from the target.
 
     Either it never guesses right, or plain decoding is faster, because its guesses come too late or are too few. Every
@@ -685,7 +667,7 @@ class Estimates:
     """a: the draft's main child of an accepted node is the target's choice. Begins as eight observations of 0.6."""
     ranks: GuessRanks = field(default_factory=GuessRanks)
     hits: HitModel = field(default_factory=HitModel)
-    usefulness: Usefulness = field(default_factory=Usefulness)
+    gate: DraftGate = field(default_factory=DraftGate)
     freshness: Freshness | None = None
     """None for a draft that reads tokens alone."""
     longest: float = math.inf
@@ -721,25 +703,11 @@ class Estimates:
         """These estimates of the draft, and the target's costs of `other`: all are shared."""
         return replace(self, beside_draft=other.beside_draft, beside_resting_draft=other.beside_resting_draft)
 
-    def observe_round(self, round: MeasuredRound) -> None:
-        """A request that had the target for itself has ended a round."""
-        turns, gate = self.turns, self.usefulness
-        if round.undisturbed and round.drafting and round.can_rest and round.in_turns == turns.in_turns:
-            turns.observe(round, self.beside_draft, self.step.get(0.0), self.ranks.all)
-        beside = round.drafting and round.can_rest and not (round.in_turns or turns.in_turns)
-        if gate.measuring or (round.undisturbed and (beside or gate.paused)):
-            plain = 1.0 / (self.target(1) + self.hop.get(0.0))
-            gate.observe_gain(round.tokens, round.seconds, round.reading, plain)
-        if round.fresh is not None and self.freshness is not None:
-            self.freshness.observe(round.fresh, round.accepted + 1, round.waited + round.forward)
-        if not (round.began_early and round.wanted):
-            self.hop.observe(round.overhead)
-
     def observe_guesses(self, path: Sequence[ChosenNode], unasked: bool) -> None:
         """The target has chosen this path from the root on, and its tree still is as it was. `unasked`: the draft rests
         until it is asked below the new root."""
         self.unasked += unasked
-        self.usefulness.observe(path[0].token in path[0].node.children if path[0].guesses else None)
+        self.gate.observe(path[0].token in path[0].node.children if path[0].guesses else None)
         for node, guesses, token in path:
             if guesses:
                 rank = next((rank for rank, guess in enumerate(node.children) if guess == token), None)
