@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from orchestrator.core.estimates import ChosenNode, Estimates, GrowthStep, MeasuredRound
 from orchestrator.core.phases import COMPARING, IN_TURNS, Mode
-from orchestrator.core.policy.estimates import ChosenNode, Estimates, GrowthStep, MeasuredRound
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.tuning import TUNING

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from orchestrator.core.commands import Command, Release, SendMessage
+from orchestrator.core.estimates import Mean
 from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.estimates import Mean
 from orchestrator.core.request import Request
 from orchestrator.core.tuning import TUNING
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex

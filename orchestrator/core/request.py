@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from orchestrator.core.estimates import Estimates, MeasuredRound
 from orchestrator.core.events import Task
 from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, DraftPhase, DraftTrigger, Phase, Trigger
-from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.tuning import TUNING

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.core.policy.expected_rate import ForwardCost
+from orchestrator.core.expected_rate import ForwardCost
 from orchestrator.core.tuning import TUNING
 from protocol.messages.client import Pace, Statistics
 from protocol.messages.worker import Paced

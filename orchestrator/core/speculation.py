@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from orchestrator.core.estimates import Estimates, GrowthStep
 from orchestrator.core.phases import DRAFT_TRANSITIONS, DRAFTING, DraftPhase, DraftTrigger
-from orchestrator.core.policy.estimates import Estimates, GrowthStep
 from orchestrator.core.tuning import TUNING
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan

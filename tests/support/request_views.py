@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.estimates import Estimates
 from protocol.speculation.token_tree import Node, TokenTree
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from orchestrator.core.drafts.conversations import Conversations, Earlier
 from orchestrator.core.drafts.history import DraftHistory
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.expected_rate import best_counts
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.expected_rate import best_counts
 from orchestrator.core.request import Request
 from orchestrator.core.tuning import TUNING
 from protocol.messages.base import RequestId

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal
 
 from orchestrator.core.commands import TrialDecided
-from orchestrator.core.policy.estimates import Tries
+from orchestrator.core.estimates import Tries
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.tuning import TUNING

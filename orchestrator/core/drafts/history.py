@@ -4,8 +4,8 @@ import math
 from bisect import bisect_left, bisect_right
 
 from orchestrator.core.commands import Command, Release
+from orchestrator.core.estimates import Estimates, MeasuredCost, TurnTaking
 from orchestrator.core.events import Task
-from orchestrator.core.policy.estimates import Estimates, MeasuredCost, TurnTaking
 from orchestrator.core.tuning import TUNING
 from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference

@@ -8,12 +8,12 @@ from orchestrator.core.commands import Command, Place, SendMessage
 from orchestrator.core.drafts.draft import CatchingUp, Draft, comes_soon, too_short
 from orchestrator.core.drafts.election import DraftStatus, Election, Trial, TrialRequest
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
+from orchestrator.core.estimates import Estimates, TurnTaking
 from orchestrator.core.events import Task, WorkerUp
 from orchestrator.core.meter import Meter
 from orchestrator.core.options import PlacementChoice
 from orchestrator.core.phases import COMPARING, IN_TURNS, DraftTrigger, Mode, Phase
 from orchestrator.core.policy.decision import Strategy
-from orchestrator.core.policy.estimates import Estimates, TurnTaking
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.tuning import TUNING

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, pairwise
 
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.expected_rate import best_counts, with_growth
 from orchestrator.core.options import Options
 from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.expected_rate import best_counts, with_growth
 from orchestrator.core.request import Request
 from orchestrator.core.tuning import TUNING
 from protocol.messages.base import MAX_STEPS

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from orchestrator.core.estimates import Estimates
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.request import Request
 from protocol.messages.plans import GrowthPlan
 from protocol.speculation.token_tree import Node

@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import islice
 
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.expected_rate import best_count
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.expected_rate import best_count
 from orchestrator.core.request import Request
 from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.plans import Chain, FanOut, GrowthPlan

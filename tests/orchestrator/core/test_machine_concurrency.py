@@ -3,8 +3,8 @@
 import pytest
 
 from orchestrator.core.commands import Emit
+from orchestrator.core.expected_rate import best_count, best_counts
 from orchestrator.core.options import Options
-from orchestrator.core.policy.expected_rate import best_count, best_counts
 from orchestrator.core.policy.strategies import STRATEGIES, Autoregressive
 from orchestrator.core.scheduler import Scheduler
 from orchestrator.lab.simulate.devices import Wire

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.expected_rate import best_count, best_counts
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive, PathCandidates
 from orchestrator.core.policy.decision import VerifyNodes
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.expected_rate import best_count, best_counts
 from protocol.messages.base import NodeId
 from protocol.speculation.token_tree import Node, TokenTree, fits, flatten
 from tests.support.request_views import guesses_behind, seen_request

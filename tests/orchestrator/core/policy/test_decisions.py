@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.estimates import Estimates
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import VerifyNodes, WaitUntil
-from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import NodeId, RequestId

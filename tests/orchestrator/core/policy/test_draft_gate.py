@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from orchestrator.core.commands import Emit, SendMessage
+from orchestrator.core.estimates import DraftGate
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import DraftGate
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY, Scenario, simulated

@@ -11,11 +11,11 @@ from msgspec import structs
 
 from orchestrator.core.commands import SendMessage
 from orchestrator.core.drafts.election import Election
+from orchestrator.core.estimates import MeasuredRound, TurnTaking, WidthCost
 from orchestrator.core.options import Options
 from orchestrator.core.phases import COMPARING
 from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
-from orchestrator.core.policy.estimates import MeasuredRound, TurnTaking, WidthCost
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.request import Request
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage

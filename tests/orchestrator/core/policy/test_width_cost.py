@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.core.drafts.history import costs_behind
+from orchestrator.core.estimates import WidthCost
 from orchestrator.core.events import Task, WorkerUp
+from orchestrator.core.expected_rate import best_count
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import WidthCost
-from orchestrator.core.policy.expected_rate import best_count
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, Language, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY
