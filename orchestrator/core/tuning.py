@@ -6,15 +6,6 @@ None of them changes tokens. Bounds against hostile peers and limits of the prot
 from dataclasses import dataclass, field
 from typing import Any
 
-_COSTS_IN_STEPS = "2026-11-22-costs-steps"
-_FIVE_KINDS = "2026-11-28-five-kinds-tokens-second"
-_LATE_DRAFTS = "2026-11-27-draft-always-late-rests"
-_LYING_TARGET = "2026-11-28-lying-target"
-_SECOND_BENCH = "2026-11-20-second-paced-bench-better"
-_STANDING_STILL = "2026-11-27-sessions-read-again-pipelines"
-_TURNS = "2026-11-26-round-turns-part-part"
-_WAITS = "2026-11-27-waits-draft-beside-target"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -33,7 +24,7 @@ class Terms:
     settling: int = 0
     """Rounds after a change that count for neither way."""
     few: int = 4
-    loss: float = 0.0
+    loss: float = 0.8
     """A try that is slower by this factor after a `few` rounds ends."""
     most: int = 1 << 30
     """After so many rounds, of whatever kind, a try ends."""
@@ -48,9 +39,9 @@ def tuned(value: Any, log: str | None) -> Any:
 class Tuning:
     # What is verified, and whether to wait for growth
 
-    margin: float = tuned(1.02, _WAITS)
+    margin: float = tuned(1.02, "2026-11-27-waits-draft-beside-target")
     """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
-    margin_beside: float = tuned(0.8, _WAITS)
+    margin_beside: float = tuned(0.8, "2026-11-27-waits-draft-beside-target")
     """As much higher still for each forward that the wait lasts, at a miss where the draft grows beside the target:
     without the wait it grows during the verification, which costs nothing. Not for guesses that fade meanwhile."""
     look_ahead: int = tuned(4, None)
@@ -71,9 +62,9 @@ class Tuning:
 
     min_width: int = tuned(4, "2026-11-20-several-requests-forward")
     """Fewest nodes of one tree that a growth step evaluates, however many trees share the step."""
-    expensive_half: float = tuned(1.2, _SECOND_BENCH)
+    expensive_half: float = tuned(1.2, "2026-11-20-second-paced-bench-better")
     """Ratio of step times above which the second half of a step's width is too expensive."""
-    steep_half: float = tuned(1.5, _COSTS_IN_STEPS)
+    steep_half: float = tuned(1.5, "2026-11-22-costs-steps")
     """The same for the second half of a width that was halved before: fewer nodes mean fewer guesses at each place."""
     prepared: float = tuned(0.2, "2026-11-22-draft-stops-when-more")
     """Share of the path probability worth a verification that is still worth a growth step."""
@@ -88,7 +79,7 @@ class Tuning:
     """Share of first guesses that are right, as eight observations."""
     ranks: tuple[float, ...] = tuned((0.6, 0.12, 0.06, 0.04, 0.025, 0.02, 0.015, 0.01), None)
     """Of small drafts of one family: the share of right guesses by their rank."""
-    ranks_weight: int = tuned(8, _FIVE_KINDS)
+    ranks_weight: int = tuned(8, "2026-11-28-five-kinds-tokens-second")
     """Observations that `ranks` count as."""
     guesses_window: int = tuned(128, None)
     hits_decay: float = tuned(0.99, None)
@@ -97,9 +88,9 @@ class Tuning:
 
     # What forwards and growth steps cost
 
-    prior_slope: float = tuned(0.03, _FIVE_KINDS)
+    prior_slope: float = tuned(0.03, "2026-11-28-five-kinds-tokens-second")
     """Cost of one more token relative to a forward of one, while nothing is measured."""
-    assumed_weight: float = tuned(0.5, _FIVE_KINDS)
+    assumed_weight: float = tuned(0.5, "2026-11-28-five-kinds-tokens-second")
     """Weight of the pure scale beside observations without a measured prior, as observations one token apart. On a
     processor a second token may cost half of a forward, and forwards over one token, which tell it, are rare."""
     measured_weight: float = tuned(2.0, None)
@@ -112,14 +103,14 @@ class Tuning:
     cost_window: int = tuned(64, None)
     narrow_few: int = tuned(4, None)
     """Forwards over one token that tell what they cost."""
-    narrow_soon: int = tuned(8, _TURNS)
+    narrow_soon: int = tuned(8, "2026-11-26-round-turns-part-part")
     """Wider ones after which another is due until then."""
     narrow_later: int = tuned(64, None)
     """And later."""
     settling: int = tuned(2, "2026-11-27-latent-attention-avx2-first")
     """Rounds of a request that say nothing about what forwards cost: the target may copy KV that it took up and that
     something else still holds. Behind 8,192 tokens such a forward takes six times as long."""
-    lengths: tuple[int, ...] = tuned((512, 2048, 8192, 32768), _TURNS)
+    lengths: tuple[int, ...] = tuned((512, 2048, 8192, 32768), "2026-11-26-round-turns-part-part")
     """Tokens of context from which on a target's forwards have estimates of their own."""
     typical: tuple[int, ...] = tuned((0, 1024, 4096, 16384, 65536), None)
     """Tokens of context for which each of these estimates begins; the first as it was measured, behind hardly any."""
@@ -136,13 +127,13 @@ class Tuning:
     # Turns or apart, fresh or cached guesses, this draft or that one
 
     turns: Terms = tuned(
-        Terms(first_pause=256, longest_pause=4096, rounds=24, in_a_row=24, window=24, gain=1.03, settling=2, loss=0.8),
+        Terms(first_pause=256, longest_pause=4096, rounds=24, in_a_row=24, window=24, gain=1.03, settling=2),
         "2026-11-22-draft-rests-while-target",
     )
     long_request: int = tuned(256, None)
     """Tokens that a request must have left, so that it can gain from a try of the other place."""
     freshness: Terms = tuned(
-        Terms(first_pause=7, longest_pause=256, rounds=8, in_a_row=1, window=64, gain=1.03),
+        Terms(first_pause=7, longest_pause=256, rounds=8, in_a_row=1, window=64, gain=1.03, loss=0.0),
         "2026-11-23-trained-drafters",
     )
     """Every eighth hit is a try at first."""
@@ -156,7 +147,6 @@ class Tuning:
             gain=1.05,
             settling=4,
             few=8,
-            loss=0.8,
             most=160,
         ),
         "2026-11-22-two-drafts-measured-alone",
@@ -174,38 +164,38 @@ class Tuning:
 
     # When a draft does not pay, and rests
 
-    wrong_rounds: int = tuned(32, _SECOND_BENCH)
+    wrong_rounds: int = tuned(32, "2026-11-20-second-paced-bench-better")
     """In a row, after which a draft rests as long; at first."""
     most_wrong_rounds: int = tuned(256, None)
     """Longest such pause."""
-    assumed_gain: float = tuned(1.2, _LATE_DRAFTS)
+    assumed_gain: float = tuned(1.2, "2026-11-27-draft-always-late-rests")
     """Plain decoding is believed to be so much faster beside a resting draft, until that is measured."""
-    doubtful_loss: float = tuned(1.0, _LATE_DRAFTS)
+    doubtful_loss: float = tuned(1.0, "2026-11-27-draft-always-late-rests")
     """Tokens lost, by that belief, after which the draft rests for some rounds in which plain decoding is measured."""
-    plain_measured: int = tuned(16, _LATE_DRAFTS)
+    plain_measured: int = tuned(16, "2026-11-27-draft-always-late-rests")
     """Such rounds."""
-    plain_settling: int = tuned(2, _LATE_DRAFTS)
+    plain_settling: int = tuned(2, "2026-11-27-draft-always-late-rests")
     """Rounds before them in which a step may still end."""
-    certain_loss: float = tuned(0.5, _LATE_DRAFTS)
+    certain_loss: float = tuned(0.5, "2026-11-27-draft-always-late-rests")
     """Tokens lost, by measurement, after which the draft is paused."""
-    certain_spread: float = tuned(40.0, _LATE_DRAFTS)
+    certain_spread: float = tuned(40.0, "2026-11-27-draft-always-late-rests")
     """More of them for each unit of the mean square of a round's gain: where rounds vary, a loss may be chance."""
-    credit: float = tuned(8.0, _LATE_DRAFTS)
+    credit: float = tuned(8.0, "2026-11-27-draft-always-late-rests")
     """Tokens gained that count at most against later losses."""
-    spared_rounds: int = tuned(150, _LATE_DRAFTS)
+    spared_rounds: int = tuned(150, "2026-11-27-draft-always-late-rests")
     """Of pause for each token that was lost."""
-    most_lost: float = tuned(4.0, _LATE_DRAFTS)
+    most_lost: float = tuned(4.0, "2026-11-27-draft-always-late-rests")
     """Tokens that a round can lose: a stall says nothing about a draft."""
 
     # What a draft reads of a prompt in turns
 
-    turns_gain: float = tuned(0.15, _TURNS)
+    turns_gain: float = tuned(0.15, "2026-11-26-round-turns-part-part")
     """Of the time of plain decoding, what drafting in turns saves before anything is measured."""
     least_turns_gain: float = tuned(0.01, None)
     """The same, at least: a long answer is worth a try."""
-    certain_gain: float = tuned(1.5, _TURNS)
+    certain_gain: float = tuned(1.5, "2026-11-26-round-turns-part-part")
     """Times that the gain must be what the reading costs: the gain is an estimate, and the cost is certain."""
-    step_guesses: int = tuned(8, _TURNS)
+    step_guesses: int = tuned(8, "2026-11-26-round-turns-part-part")
     """Of a growth step below each root."""
     turn_pause: float = tuned(1.0, "2026-11-26-draft-reads-between-two")
     """Seconds between two turns of a conversation, so that a draft reads on in the next pause."""
@@ -228,24 +218,24 @@ class Tuning:
     after its own prefill and one round, and the running requests pause no longer than that."""
     straggler: float = tuned(0.1, None)
     """The verdicts of one forward arrive together. A later verdict counts as lost: its tree is sent again alone."""
-    answer: float = tuned(5.0, _LYING_TARGET)
+    answer: float = tuned(5.0, "2026-11-28-lying-target")
     """Without an answer, after which the message is sent again; the target's answers are idempotent."""
-    unanswered: int = tuned(3, _LYING_TARGET)
+    unanswered: int = tuned(3, "2026-11-28-lying-target")
     """So often in succession a living target is waited for in vain before the round counts as lost."""
     restart_pause: float = tuned(0.1, None)
     """Before a request that the target has lost is started again."""
-    fruitless_rounds: int = tuned(3, _LYING_TARGET)
+    fruitless_rounds: int = tuned(3, "2026-11-28-lying-target")
     """So many in succession without a verdict cost a target its place."""
-    fruitless_targets: int = tuned(2, _LYING_TARGET)
+    fruitless_targets: int = tuned(2, "2026-11-28-lying-target")
     """So many end a request."""
-    standstill: float = tuned(10.0, _STANDING_STILL)
+    standstill: float = tuned(10.0, "2026-11-27-sessions-read-again-pipelines")
     """An answer that is missed so long after it was overdue was not looked for: this process stood still, and the
     target perhaps with it."""
-    silence: float = tuned(60.0, _STANDING_STILL)
+    silence: float = tuned(60.0, "2026-11-27-sessions-read-again-pipelines")
     """A worker may be silent so long, or `silence_gaps` times longer than it ever was between two messages: a forward
     over a chunk of a long prompt may take a minute on a slow or busy machine."""
-    most_silence: float = tuned(600.0, _STANDING_STILL)
-    silence_gaps: int = tuned(4, _STANDING_STILL)
+    most_silence: float = tuned(600.0, "2026-11-27-sessions-read-again-pipelines")
+    silence_gaps: int = tuned(4, "2026-11-27-sessions-read-again-pipelines")
     unknown_prefill_wait: float = tuned(30.0, None)
     """For a prefill worker, while no speed was measured."""
     least_prefill_wait: float = tuned(1.0, None)
