@@ -248,9 +248,11 @@ def test_rests_grow_up_to_a_limit_and_are_short_again_after_one_right_guess():
     gate, rests = DraftGate(), []
 
     def barren_until_rest():
+        wrong = rounds = 0
         while not gate.paused:
             gate.observe(False)
-        rounds = 0
+            wrong += 1
+        assert wrong == 32
         while gate.paused:
             gate.observe(None)
             rounds += 1
