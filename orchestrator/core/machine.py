@@ -44,7 +44,7 @@ class Machine(Rounds):
     @property
     def kv_warnings(self) -> int:
         """How often KV of other requests was offered and could not be used."""
-        return self.prefills.warnings + self.drafts.warnings
+        return self.prefills.warnings + self.drafts.histories.warnings
 
     def _on_tick(self, event: Tick, now: float) -> Ready:
         again, lost, replace = self._timeouts.overdue(now)
@@ -62,7 +62,7 @@ class Machine(Rounds):
 
     def _on_worker_up(self, event: WorkerUp, now: float) -> Ready:
         role = event.hello.role
-        reason = self._workers.objection(event, self.drafts.full)
+        reason = self._workers.objection(event, self.drafts.election.full)
         if reason is not None:
             return Ready([Dismiss(role, event.incarnation, reason)])
         dismissals = self._dismiss_unfit(event.hello, now) if role == "target" else []
@@ -74,7 +74,7 @@ class Machine(Rounds):
             case "draft":
                 return Ready([*self._features.tap(), *self.drafts.draft_up(event, now), *self.drafts.place()])
             case "target":
-                self.drafts.expect_target(event.hello)
+                self.drafts.histories.without_draft.expect_target(event.hello)
                 # Before the Starts, so that the prompts are recorded.
                 self._features.target_changed()
                 commands = [*dismissals, *self._features.tap()]

@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from orchestrator.core.estimates import ChosenNode, Estimates, GrowthStep, MeasuredRound
 from orchestrator.core.phases import COMPARING, IN_TURNS, Mode
-from orchestrator.core.policy.estimates import ChosenNode, Estimates, GrowthStep, MeasuredRound
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
+from orchestrator.core.tuning import TUNING
 from protocol.messages.base import RequestId
 from protocol.messages.worker import Grow, Prefilled, Verdict, Verify
 from protocol.speculation.token_tree import Node, end_of_path
-
-_SETTLING = 2
-"""Rounds of a request that say nothing about what forwards cost: the target may copy KV that it took up and that
-something else still holds. Behind 8,192 tokens such a forward takes six times as long."""
 
 
 @dataclass(slots=True)
@@ -51,6 +48,10 @@ class Answer:
     round: MeasuredRound
     alone: bool
     """No other request shared the forward."""
+    overlapped: bool
+    """A draft grew meanwhile."""
+    reading: bool
+    """It had not read the prompt."""
     comparison: Comparison
 
 
@@ -89,19 +90,37 @@ class Meter:
         for token, claimed in request.first_lookup():
             # Whether or not that guess was verified.
             estimates.lookup.observe(claimed, 0, token == chosen[0])
-        round = request.measured(verdict, mode not in COMPARING, now)
+        round = request.measured(verdict, now)
         # A draft that takes turns and was at work all the same has slowed the forward down.
         disturbed = mode in IN_TURNS and any(
             each.speculation.at_work_since(request.sent_at) for each in self._requests.values()
         )
-        settled = request.stats.rounds >= _SETTLING and not verdict.root_alone
+        settled = request.stats.rounds >= TUNING.settling and not verdict.root_alone
         if width is not None and settled and not disturbed:
             estimates.target.observe(width, verdict.seconds)
         alone = len(self._requests) == 1
         if alone:
             # Rounds of several requests overlap, so their times do not show what one costs.
-            estimates.observe_round(round)
-        return Answer(verified, verdict, chosen, now, round, alone, self.compare(request.speculation, chosen, last))
+            self._learn(request, verdict, round, undisturbed=mode not in COMPARING)
+        draft = request.speculation
+        overlapped, reading = draft.drafting and not draft.in_turns, draft.reading
+        comparison = self.compare(draft, chosen, last)
+        return Answer(verified, verdict, chosen, now, round, alone, overlapped, reading, comparison)
+
+    def _learn(self, request: Request, verdict: Verdict, round: MeasuredRound, undisturbed: bool) -> None:
+        """A request that had the target for itself has ended a round. `undisturbed`: no other draft grew."""
+        draft, estimates = request.speculation, request.estimates
+        turns, gate, rests = estimates.turns, estimates.gate, draft.drafting and draft.can_rest
+        if undisturbed and rests and draft.in_turns == turns.in_turns:
+            turns.observe(round, estimates.beside_draft, estimates.step.get(0.0), estimates.ranks.all)
+        beside = rests and not (draft.in_turns or turns.in_turns)
+        if gate.measuring or (undisturbed and (beside or gate.paused)):
+            plain = 1.0 / (estimates.target(1) + estimates.hop.get(0.0))
+            gate.observe_gain(round.tokens, round.seconds, draft.reading, plain)
+        if request.began_with_hit and estimates.freshness is not None:
+            estimates.freshness.observe(request.anew, len(verdict.path) + 1, round.waited + round.forward)
+        if not (request.began_early and draft.wanted):
+            estimates.hop.observe(round.overhead)
 
     def compare(self, speculation: Speculation, chosen: Sequence[int], last: bool = False) -> Comparison:
         """Compare a draft's guesses with the tokens that the target chose below the root, before the root moves."""
@@ -123,10 +142,10 @@ class Meter:
         if hit is not None and request.level != "plain":
             stats.hit_chances += 1
             stats.hits += hit
-            stats.overlapped_rounds += answer.round.drafting and not answer.round.in_turns
+            stats.overlapped_rounds += answer.overlapped
         stats.add_tokens(emitted, answer.at)
         if answer.alone:
-            stats.add_forward(len(verified.tokens), verdict.seconds, answer.round.waited, not answer.round.reading)
+            stats.add_forward(len(verified.tokens), verdict.seconds, answer.round.waited, not answer.reading)
             stats.add_overhead(answer.round.overhead)
         # One more token could have been accepted where the end of the path had a child under verification.
         accepted = len(verdict.path)
@@ -152,4 +171,4 @@ class Meter:
 
     def ended(self, request: Request) -> None:
         """The request has ended: a short answer may not be worth the reading of its prompt."""
-        request.estimates.usefulness.request_ended()
+        request.estimates.gate.request_ended()

@@ -90,24 +90,22 @@ class DraftTrigger(Enum):
     REFUSE_TREE = auto()
 
 
-_STARTED = (DraftPhase.READING, DraftPhase.GROWING, DraftPhase.RESTING)
-SERVING = (*_STARTED, DraftPhase.LATE)
+DRAFTING = (DraftPhase.READING, DraftPhase.GROWING, DraftPhase.RESTING)
+"""Phases in which growth may be waited for."""
+SERVING = (*DRAFTING, DraftPhase.LATE)
 
 DRAFT_TRANSITIONS: dict[tuple[DraftPhase, DraftTrigger], DraftPhase] = {
     (DraftPhase.ABSENT, DraftTrigger.START): DraftPhase.READING,
     **{(phase, DraftTrigger.GROW): DraftPhase.GROWING for phase in SERVING},
     **{(phase, DraftTrigger.REST): DraftPhase.RESTING for phase in SERVING},
-    **{(phase, DraftTrigger.ASK): DraftPhase.GROWING for phase in _STARTED},
-    **{(phase, DraftTrigger.WAIT_IN_VAIN): DraftPhase.LATE for phase in _STARTED},
+    **{(phase, DraftTrigger.ASK): DraftPhase.GROWING for phase in DRAFTING},
+    **{(phase, DraftTrigger.WAIT_IN_VAIN): DraftPhase.LATE for phase in DRAFTING},
     **{(phase, DraftTrigger.STOP): DraftPhase.ABSENT for phase in (*SERVING, DraftPhase.ABSENT)},
     **{(phase, DraftTrigger.STOP): phase for phase in (DraftPhase.UNWANTED, DraftPhase.REFUSED)},
     **{(phase, DraftTrigger.DECLINE): DraftPhase.UNWANTED for phase in SERVING},
     **{(phase, DraftTrigger.REFUSE_TREE): DraftPhase.REFUSED for phase in DraftPhase},
 }
 """All transitions; any other one is a defect of the state machine."""
-
-DRAFTING = _STARTED
-"""Phases in which growth may be waited for."""
 
 
 class Mode(Enum):

@@ -9,20 +9,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from orchestrator.core.commands import Command, Release, SendMessage
+from orchestrator.core.estimates import Mean
 from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.estimates import Mean
 from orchestrator.core.request import Request
+from orchestrator.core.tuning import TUNING
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
 from protocol.messages.base import RequestId, Role
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.worker import Prefill, Prefilled, Stop
 
-_TRIALS = 2
-"""Prompts that a prefill worker gets before its speed counts as measured."""
-_UNKNOWN_TIMEOUT = 30.0
-"""Seconds, while no speed was measured."""
-_MIN_TIMEOUT = 1.0
 _REMEMBERED_NAMES = 1024
 """Names of unlinked arenas that are remembered, since an offer of one of them may still be on its way."""
 
@@ -90,7 +86,7 @@ class PrefillRouter:
     def prefilled(self, request: Request, message: Prefilled) -> list[Command]:
         """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
         self._costs.observe_target(message.tokens, message.adopted, message.seconds)
-        adopted = self._arenas.pinned(request.id)
+        adopted = self._arenas.pinned.get(request.id)
         commands = _release(self._arenas.unpin(request.id))
         if adopted is not None:
             self._suspected.discard(adopted)
@@ -105,12 +101,12 @@ class PrefillRouter:
 
     def adopting(self, id: RequestId) -> bool:
         """Whether the target was told to adopt an arena for this request and has not answered."""
-        return self._arenas.pinned(id) is not None
+        return id in self._arenas.pinned
 
     def target_down(self) -> list[Command]:
         """The target is gone. An arena that two targets did not survive adopting is released and adopted by no third
         one."""
-        adopting = self._arenas.being_adopted()
+        adopting = set(self._arenas.pinned.values())
         names = sorted(adopting & self._suspected)
         self._suspected = (self._suspected | adopting) - set(names)
         self.warnings += len(names)
@@ -164,7 +160,9 @@ class PrefillRouter:
     def _adoptable(self, request: Request) -> KvReference | None:
         """The arena that the target is to adopt, pinned until the target has answered."""
         reference = None if request.prompt_logprobs_left else self._arenas.find(request.tokens)
-        self._arenas.pin(request.id, reference)
+        self._arenas.pinned.pop(request.id, None)
+        if reference is not None:
+            self._arenas.pinned[request.id] = reference.name
         return reference
 
 
@@ -200,7 +198,7 @@ class PrefillCosts:
         rest = tokens - adoptable
         if not self.worker_usable or rest < MIN_SHARED_TOKENS or (self._mode == "auto" and not self._target.count):
             return False
-        if self._mode == "always" or self._worker.count < _TRIALS:
+        if self._mode == "always" or self._worker.count < TUNING.prefill_trials:
             return True
         by_worker = (self._worker.get(0.0) + self._adoption.get(0.0)) * tokens
         return by_worker < self._target.get(0.0) * rest + self._adoption.get(0.0) * adoptable
@@ -208,7 +206,7 @@ class PrefillCosts:
     def timeout(self, tokens: int) -> float:
         """Seconds after which the target prefills the prompt: twice the slower one's time, at least one second."""
         measured = [mean.get(0.0) for mean in (self._target, self._worker) if mean.count]
-        return max(_MIN_TIMEOUT, 2 * max(measured) * tokens) if measured else _UNKNOWN_TIMEOUT
+        return max(TUNING.least_prefill_wait, 2 * max(measured) * tokens) if measured else TUNING.unknown_prefill_wait
 
 
 def _release(names: list[str]) -> list[Command]:
@@ -245,8 +243,8 @@ class ArenaIndex:
         self._index: PrefixIndex[str] = PrefixIndex()
         self._uses = 0
         self._removed_names: OrderedDict[str, None] = OrderedDict()
-        self._pinned: dict[RequestId, str] = {}
-        """By starting request: the arena that the target was told to adopt and has not answered for."""
+        self.pinned: dict[RequestId, str] = {}
+        """By starting request: the arena that its Start names; kept until the target has answered."""
 
     @property
     def size(self) -> int:
@@ -289,24 +287,10 @@ class ArenaIndex:
         self._touch(best)
         return KvReference(best, shared.tokens)
 
-    def pin(self, request: RequestId, reference: KvReference | None) -> None:
-        """The Start of this request names that arena: keep it until the target has answered."""
-        self._pinned.pop(request, None)
-        if reference is not None:
-            self._pinned[request] = reference.name
-
-    def pinned(self, request: RequestId) -> str | None:
-        """The arena that the unanswered Start of this request names."""
-        return self._pinned.get(request)
-
     def unpin(self, request: RequestId) -> list[str]:
         """The target has answered the Start of this request. Returns names to unlink."""
-        self._pinned.pop(request, None)
+        self.pinned.pop(request, None)
         return self._evict()
-
-    def being_adopted(self) -> set[str]:
-        """Names of the arenas in Starts that the target has not answered."""
-        return set(self._pinned.values())
 
     def request_ended(self, request: RequestId) -> list[str]:
         """Other requests may take over the request's arena. Returns names to unlink."""
@@ -343,7 +327,7 @@ class ArenaIndex:
     def _evict(self) -> list[str]:
         """Evict arenas whose tokens another arena holds, and beyond the limit the least recently used ones."""
         removed: list[str] = []
-        pinned = self.being_adopted()
+        pinned = set(self.pinned.values())
         by_age = sorted(
             (arena for arena in self._arenas.values() if arena.name not in pinned), key=lambda arena: arena.last_use
         )

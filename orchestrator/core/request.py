@@ -6,12 +6,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from orchestrator.core.estimates import Estimates, MeasuredRound
 from orchestrator.core.events import Task
 from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, DraftPhase, DraftTrigger, Phase, Trigger
-from orchestrator.core.policy.decision import RequestView
-from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
+from orchestrator.core.tuning import TUNING
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, RequestId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
@@ -20,17 +20,7 @@ from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, flatten, node_id
 
-_READING_SECONDS = 0.25
-"""Between two reports of how far a prompt has been read."""
-_MAX_LOOKUP_TOKENS = 16
-"""Longest chain of guesses by prompt lookup."""
-_LOG_LEAST_LOOKUP = math.log(0.05)
-"""Logarithm of the path probability below which no guess by prompt lookup is worth a row of a forward."""
 _FIRST_ROOT = NodeId(0)
-FRUITLESS_ROUNDS, _TARGETS = 3, 2
-"""So many rounds in succession without a verdict cost a target its place, and so many targets a request."""
-LOST = 3
-"""So often in succession a living target is waited for in vain before the round counts as lost."""
 
 
 class Request:
@@ -52,7 +42,7 @@ class Request:
         self.sent_at = now
         """When the target was last sent a message that it has to answer."""
         self.unanswered = 0
-        """How often that message was waited for in vain while the target lived; LOST: it is not waited for any more."""
+        """How often that message was waited for in vain while the target lived; more is not waited for."""
         self.fruitless = 0
         """Rounds since the last verdict that were lost. A target that ends at work for this request makes them full."""
         self.suspect = False
@@ -65,13 +55,13 @@ class Request:
         """Seconds that the present round was delayed to wait for growth."""
         self.anew = False
         """The present round began with a hit whose guesses were dropped for fresh ones."""
-        self._began_with_hit = False
+        self.began_with_hit = False
         """The present round began with a hit, whether or not its guesses were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
-        self._plain_rounds = 0
+        self.plain_rounds = 0
         """Rounds in succession whose trees had no nodes."""
-        self._began_early = self._goes_on = False
+        self.began_early = self._goes_on = False
         """The target may have begun this round before its tree came; it may begin the next one so."""
         self._reading_due = now
         self.prompt_logprobs_left = len(task.tokens) - 1 if task.sampling.prompt_logprobs else 0
@@ -129,15 +119,15 @@ class Request:
         that may be why. Returns whether this request has had all its targets."""
         if suspected and self.phase in AWAITING_TARGET:
             self.suspect = True
-            self.fruitless += FRUITLESS_ROUNDS - self.fruitless % FRUITLESS_ROUNDS
+            self.fruitless += TUNING.fruitless_rounds - self.fruitless % TUNING.fruitless_rounds
         self.enter(Trigger.TARGET_LOST)
         self.outstanding = None
-        return self.fruitless >= _TARGETS * FRUITLESS_ROUNDS
+        return self.fruitless >= TUNING.fruitless_targets * TUNING.fruitless_rounds
 
     def lose_round(self, now: float) -> None:
         """The target has lost the request. To say so again changes nothing."""
-        if self.unanswered < LOST:
-            self.unanswered, self.sent_at = LOST, now
+        if self.unanswered < TUNING.unanswered:
+            self.unanswered, self.sent_at = TUNING.unanswered, now
 
     def delegate_prefill(self, now: float) -> None:
         """A prefill worker was sent the tokens before the root."""
@@ -151,10 +141,7 @@ class Request:
         self.unanswered = self.read = 0
 
     def start_message(
-        self,
-        plan: GrowthPlan | None = None,
-        vocabulary: int | None = None,
-        adopt: KvReference | None = None,
+        self, plan: GrowthPlan | None = None, vocabulary: int | None = None, adopt: KvReference | None = None
     ) -> Start:
         """The Start that serves the request from its committed tokens.
 
@@ -190,7 +177,7 @@ class Request:
         """Whether the client is told again how far its prompt has been read."""
         due = now >= self._reading_due
         if due:
-            self._reading_due = now + _READING_SECONDS
+            self._reading_due = now + TUNING.reading_told
         return due
 
     def prefilled(self, now: float) -> None:
@@ -220,44 +207,20 @@ class Request:
         self.level = target.level
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
         """Most tokens below the root that can still be used: the bonus takes one of the remaining ones."""
         return 0 if self.speculation.phase is DraftPhase.REFUSED else self.remaining - 1
-
-    def view(self, now: float) -> RequestView:
-        """What a strategy decides on."""
-        speculation = self.speculation
-        return RequestView(
-            tree=speculation.tree,
-            estimates=speculation.estimates,
-            now=now,
-            ready_since=self.ready_since,
-            grown_at=speculation.grown_at,
-            room=self._room,
-            drafting=speculation.drafting,
-            lag=speculation.lag(self.ready_since),
-            draft_ready_at=speculation.ready_at,
-            lookup=self._guesses_behind,
-            steps=speculation.steps,
-            in_turns=speculation.in_turns,
-            resting=speculation.resting,
-            asked_at=speculation.asked_at,
-            reading_until=speculation.reading_until,
-            draft_tokens=self.task.draft_tokens,
-            plain_rounds=self._plain_rounds,
-            level=self.level,
-        )
 
     def verify(self, nodes: list[Node], now: float, goes_on: bool = False) -> Verify:
         """Put `nodes` under verification. `goes_on`: the target may begin the next round's root before it is asked."""
         root = self.speculation.tree.root
         tokens, parents = flatten(root, nodes)
         self._verified_nodes = {node.id: node for node in nodes}
-        self._plain_rounds = 0 if nodes else self._plain_rounds + 1
+        self.plain_rounds = 0 if nodes else self.plain_rounds + 1
         rejection = self.task.sampling.verification == "rejection"
         # With a draft, rejection sampling depends on what is verified together.
         goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
-        self._began_early, self._goes_on = self._goes_on, goes_on
+        self.began_early, self._goes_on = self._goes_on, goes_on
         self.outstanding = Verify(
             request=self.id,
             round=self.round,
@@ -307,26 +270,11 @@ class Request:
         """The first guess by prompt lookup behind the root, with its claim; none if there is none."""
         return self._lookup.continuations(self.tokens[-LONGEST:], 1)
 
-    def measured(self, verdict: Verdict, undisturbed: bool, now: float) -> MeasuredRound:
-        """What the round took that this verdict ends. `undisturbed`: no draft but the active one grows."""
-        speculation = self.speculation
-        return MeasuredRound(
-            tokens=self._expected_tokens,
-            seconds=now - self.ready_since,
-            width=1 + len(self._verified_nodes),
-            forward=verdict.seconds,
-            remaining=self.remaining,
-            waited=self._waited,
-            accepted=len(verdict.path),
-            wanted=speculation.wanted,
-            drafting=speculation.drafting,
-            can_rest=speculation.can_rest,
-            in_turns=speculation.in_turns,
-            reading=speculation.reading,
-            undisturbed=undisturbed,
-            fresh=self.anew if self._began_with_hit else None,
-            began_early=self._began_early,
-        )
+    def measured(self, verdict: Verdict, now: float) -> MeasuredRound:
+        """What the round took that this verdict ends."""
+        tokens, seconds = self._expected_tokens, now - self.ready_since
+        width = 1 + len(self._verified_nodes)
+        return MeasuredRound(tokens, seconds, width, verdict.seconds, self.remaining, self._waited)
 
     def plain_tokens_per_second(self) -> float | None:
         """Estimated for plain decoding. None where nothing can be guessed, and if most forwards had other requests."""
@@ -364,23 +312,23 @@ class Request:
         self.ready_since = now
         self.outstanding = None
         self._verified_nodes = {}
-        hit = self._began_with_hit = self.speculation.commit(tokens, self.round, now)
+        hit = self.began_with_hit = self.speculation.commit(tokens, self.round, now)
         freshness = self.speculation.estimates.freshness
         self.anew = hit and refreshes and freshness is not None and freshness.choose()
         if self.anew:
             self.speculation.begin_anew(self.round, now)
         return hit and not self.anew
 
-    def _guesses_behind(self, leaf: Node) -> list[Node]:
+    def guesses_behind(self, leaf: Node) -> list[Node]:
         """A chain of guesses by prompt lookup, which is no part of the tree."""
         path: list[int] = []
         node = leaf
         while node.parent is not None and len(path) < LONGEST:
             path.append(node.token)
             node = node.parent
-        limit = min(_MAX_LOOKUP_TOKENS, self.tree.root.depth + self._room - leaf.depth)
+        limit = min(TUNING.lookup_tokens, self.tree.root.depth + self.room - leaf.depth)
         nodes: list[Node] = []
-        least = self.tree.root.log_path + _LOG_LEAST_LOOKUP
+        least = self.tree.root.log_path + math.log(TUNING.lookup_least)
         for token, claimed in self._lookup.chain([*self.tokens[-LONGEST:], *path[::-1]], limit):
             belief = self.estimates.lookup(claimed, 0)
             node = (nodes[-1] if nodes else leaf).guess(token, belief, belief)

@@ -7,17 +7,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.core.policy.expected_rate import ForwardCost
+from orchestrator.core.expected_rate import ForwardCost
+from orchestrator.core.tuning import TUNING
 from protocol.messages.client import Pace, Statistics
 from protocol.messages.worker import Paced
 
 _MAX_OVERHEADS = 4096
 TOLERATED_OVERRUNS = 0.01
 """Share of all forwards. With more overruns the figures are this machine's and not the device's."""
-_TRUST = 0.5
-"""Weight of the expected slow-down beside what the forwards show, as a sum of squared shares."""
-_MOST = 3.0
-"""Largest believed slow-down of a forward by the draft."""
 
 
 @dataclass(slots=True)
@@ -200,5 +197,6 @@ def plain_tokens_per_second(
     spread = sum(one.share_squared for one in forwards.values()) - count * share * share
     covariance = sum(scale[width] * one.share_seconds for width, one in forwards.items()) - count * share * seconds
     resting = seconds / (1.0 + slowdown * share)
-    slope = max(0.0, (covariance + _TRUST * slowdown * resting) / (max(0.0, spread) + _TRUST))
-    return 1.0 / max(1e-9, max(seconds / _MOST, seconds - slope * share) + overhead)
+    trust = TUNING.slowdown_trust
+    slope = max(0.0, (covariance + trust * slowdown * resting) / (max(0.0, spread) + trust))
+    return 1.0 / max(1e-9, max(seconds / TUNING.slowdown_most, seconds - slope * share) + overhead)

@@ -3,28 +3,15 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from orchestrator.core.commands import Replace
 from orchestrator.core.phases import AWAITING_TARGET, DraftTrigger, Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
-from orchestrator.core.request import FRUITLESS_ROUNDS, LOST, Request
+from orchestrator.core.request import Request
+from orchestrator.core.tuning import TUNING
 from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import MAX_TREES, RequestId
 from protocol.messages.worker import Verify
-
-_PREFILL_PRIORITY_SECONDS = 1.0
-"""The longest delay of the next round by a prompt that the target prefills. So a new request gets its first token after
-its own prefill and one round, and the running requests pause no longer than that."""
-_STRAGGLER_SECONDS = 0.1
-"""The verdicts of one forward arrive together. A later verdict counts as lost: its tree is sent again alone."""
-_ANSWER_SECONDS = 5.0
-"""After this long without an answer the message is sent again; the target's answers are idempotent."""
-_PAUSE_SECONDS = 0.1
-"""Before a request that the target has lost is started again."""
-_STANDSTILL_SECONDS = 10.0
-"""An answer that is missed so long after it was overdue was not looked for: this process stood still, and the target
-perhaps with it."""
 
 
 @dataclass(slots=True)
@@ -37,15 +24,6 @@ class _Round:
     """Tokens of the forward, roots included."""
     deadline: float | None = None
     """When missing verdicts count as lost; None until the first verdict."""
-
-
-class Schedule(NamedTuple):
-    """What to do next. At most one of the two lists has entries."""
-
-    trees: list[Verify]
-    """The trees of one forward."""
-    awaited: list[tuple[RequestId, int]]
-    """Growth that a resting draft is asked for: up to so many steps below the request's root."""
 
 
 class Scheduler:
@@ -125,7 +103,7 @@ class Scheduler:
         if round is None or request not in round.under_verification:
             return None
         width = round.width if round.deadline is None else None
-        round.deadline = round.deadline or now + _STRAGGLER_SECONDS
+        round.deadline = round.deadline or now + TUNING.straggler
         self.expect_no_verdict(request)
         return width
 
@@ -139,12 +117,15 @@ class Scheduler:
     def lose_target(self) -> None:
         self._round = self.wake_at = None
 
-    def schedule(self, requests: Mapping[RequestId, Request], now: float) -> Schedule:
-        """Put the trees of the next forward under verification. None while the target is busy or waiting pays."""
+    def schedule(
+        self, requests: Mapping[RequestId, Request], now: float
+    ) -> tuple[list[Verify], list[tuple[RequestId, int]]]:
+        """Put the trees of the next forward under verification. None while the target is busy or waiting pays; then
+        with growth that resting drafts are asked for: up to so many steps below a request's root."""
         self.wake_at = None
         ready = [requests[id] for id in self._order if requests[id].phase is Phase.READY][:MAX_TREES]
         if self._busy(now) or not ready or self._prefill_first(requests, now):
-            return Schedule([], [])
+            return [], []
         trees: list[Verify] = []
         awaited: list[tuple[RequestId, int]] = []
         decisions = self._decisions(ready, now)
@@ -165,7 +146,7 @@ class Scheduler:
         if trees:
             self._round = _Round({tree.request for tree in trees}, sum(len(tree.tokens) for tree in trees))
             self.wake_at = None
-        return Schedule(trees, [] if trees else awaited)
+        return trees, [] if trees else awaited
 
     def _decisions(self, ready: list[Request], now: float) -> list[tuple[Request, Decision]]:
         """The next round's requests, each with a decision.
@@ -180,7 +161,7 @@ class Scheduler:
             return [(request, VerifyNodes([])) for request in new]
         if ready[0].level == "plain":
             return [(request, VerifyNodes([], goes_on=True)) for request in ready]
-        decisions = self._strategy.decide([request.view(now) for request in ready])
+        decisions = self._strategy.decide(ready, now)
         return list(zip(ready, decisions, strict=True))
 
     def _busy(self, now: float) -> bool:
@@ -199,23 +180,12 @@ class Scheduler:
             self._delayed_since = None
             return False
         self._delayed_since = now if self._delayed_since is None else self._delayed_since
-        until = self._delayed_since + _PREFILL_PRIORITY_SECONDS
+        until = self._delayed_since + TUNING.prefill_priority
         if now >= until:
             self._delayed_since = None
             return False
         self.wake_at = until
         return True
-
-
-class Overdue(NamedTuple):
-    """Requests whose answer is overdue, by what is to be done."""
-
-    again: list[Request]
-    """To be sent the same again."""
-    lost: list[Request]
-    """To be started again."""
-    replace: Replace | None
-    """The target is to be replaced before all that."""
 
 
 class ResponseTimeouts:
@@ -229,14 +199,15 @@ class ResponseTimeouts:
         """When the first answer is overdue."""
         return min(map(_due_at, self._awaiting()), default=None)
 
-    def overdue(self, now: float) -> Overdue:
-        """What is overdue; its timeout begins again.
+    def overdue(self, now: float) -> tuple[list[Request], list[Request], Replace | None]:
+        """Requests that are to be sent the same again, and those to be started again, once the target is replaced, if
+        it is. Their timeouts begin again.
 
         A target that says nothing computes, until it is silent for too long. One that says something else has read what
         it was sent: it is asked again, and then the round is lost.
         """
         late = [request for request in self._awaiting() if now >= _due_at(request)]
-        if any(now >= _due_at(request) + _STANDSTILL_SECONDS for request in late):
+        if any(now >= _due_at(request) + TUNING.standstill for request in late):
             self._workers.listen_again(now)
         silence = self._workers.silence("target", now) if late else None
         reason = "" if silence is None else f"The target has been silent for {silence:.0f} s."
@@ -244,15 +215,15 @@ class ResponseTimeouts:
         for request in late:
             heard, request.sent_at = self._workers.heard_since("target", request.sent_at), now
             request.unanswered += heard
-            if request.unanswered >= LOST:
+            if request.unanswered >= TUNING.unanswered:
                 request.fruitless += 1
                 lost.append(request)
-                if request.fruitless % FRUITLESS_ROUNDS == 0:
+                if request.fruitless % TUNING.fruitless_rounds == 0:
                     reason = "The target did nothing for a request."
             elif heard:
                 again.append(request)
         replace = Replace("target", self._workers.incarnation("target"), reason) if reason else None
-        return Overdue(again, lost, replace)
+        return again, lost, replace
 
     def read_on(self, request: Request, now: float) -> None:
         """The target has read more of this prompt. Other prompts have not waited in vain: they take turns.
@@ -261,7 +232,7 @@ class ResponseTimeouts:
         """
         request.sent_at, ready = now, request.phase is Phase.READY
         for each in self._awaiting():
-            if each.unanswered < LOST and (ready or each.phase is Phase.PREFILLING):
+            if each.unanswered < TUNING.unanswered and (ready or each.phase is Phase.PREFILLING):
                 each.unanswered = 0
 
     def _awaiting(self) -> list[Request]:
@@ -271,4 +242,4 @@ class ResponseTimeouts:
 
 
 def _due_at(request: Request) -> float:
-    return request.sent_at + (_ANSWER_SECONDS if request.unanswered < LOST else _PAUSE_SECONDS)
+    return request.sent_at + (TUNING.answer if request.unanswered < TUNING.unanswered else TUNING.restart_pause)

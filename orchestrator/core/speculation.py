@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from orchestrator.core.estimates import Estimates, GrowthStep
 from orchestrator.core.phases import DRAFT_TRANSITIONS, DRAFTING, DraftPhase, DraftTrigger
-from orchestrator.core.policy.estimates import Estimates, GrowthStep
+from orchestrator.core.tuning import TUNING
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Grow
@@ -16,8 +17,6 @@ _MAX_NODES = 1 << 13
 """Twice what any plan keeps. It bounds the memory, and the time of a commit, whatever a draft sends."""
 _MAX_CHILDREN = 256
 """Children of one node: four times what any plan asks for. The search for the most probable path visits all of them."""
-_UNKNOWN_READING, _LEAST_READING = 2.0, 0.2
-"""Seconds that the target waits at most while a draft reads the prompt: one of unknown speed, and any."""
 _MAX_MISSES = 64
 """Missed rounds that are remembered of a draft that is far behind."""
 
@@ -115,7 +114,8 @@ class Speculation:
         if not (self.in_turns and self.reading):
             return 0.0
         expected = self.ready_at - self.grown_at
-        return self.grown_at + (_UNKNOWN_READING if expected == math.inf else max(_LEAST_READING, 2.0 * expected))
+        known = expected != math.inf
+        return self.grown_at + (max(TUNING.least_reading, 2.0 * expected) if known else TUNING.unknown_reading)
 
     def at_work_since(self, sent: float) -> bool:
         """Whether the draft reads the prompt, or a step of it has ended after `sent`."""

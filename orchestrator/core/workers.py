@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from orchestrator.core.commands import Command, SendMessage
 from orchestrator.core.events import Arrived, Task, WorkerDown, WorkerUp
 from orchestrator.core.request import Request
+from orchestrator.core.tuning import TUNING
 from protocol.contracts.engines import DraftModel, offered_engines
 from protocol.messages.base import Level, RequestId, Role
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Output, Tap
@@ -15,10 +16,6 @@ from protocol.messages.worker import Hello
 from protocol.shown_names import model_name
 
 MAX_DRAFTS = 16
-_SILENCE_SECONDS, _MOST_SILENCE_SECONDS = 60.0, 600.0
-_GAPS = 4
-"""A worker may be silent for the first, or so many times longer than it ever was between two messages, at most for the
-second: a forward over a chunk of a long prompt may take a minute on a slow or busy machine."""
 
 
 @dataclass(slots=True)
@@ -139,7 +136,7 @@ class WorkerRegistry:
         """Seconds since the last message of the worker of a role, if it is silent for too long."""
         worker = self._of(role)[0]
         silence = now - worker.last_message_at
-        allowed = min(_MOST_SILENCE_SECONDS, max(_SILENCE_SECONDS, _GAPS * worker.longest_gap))
+        allowed = min(TUNING.most_silence, max(TUNING.silence, TUNING.silence_gaps * worker.longest_gap))
         return silence if silence > allowed else None
 
     def incarnation(self, role: Role) -> int:

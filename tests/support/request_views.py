@@ -1,18 +1,22 @@
 """What strategies see of a request, for tests of their decisions."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.core.policy.decision import RequestView
-from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.estimates import Estimates
 from protocol.speculation.token_tree import Node, TokenTree
 
 
-def request_view(tree: TokenTree, estimates: Estimates, **others: Any) -> RequestView:
-    """Of a request with room for 100 tokens, without a draft and without guesses by prompt lookup."""
-    fields = dict.fromkeys(("now", "ready_since", "grown_at", "lag", "draft_ready_at"), 0.0)
-    others = {"room": 100, "drafting": False, "lookup": lambda leaf: [], **others}
-    return RequestView(tree=tree, estimates=estimates, **{**fields, **others})
+def seen_request(tree: TokenTree, estimates: Estimates, **others: Any) -> Any:
+    """With room for 100 tokens, without guesses by prompt lookup. `others`: of the request, or, by the names of
+    `Speculation`, of its draft, which does nothing."""
+    draft = {"grown_at": 0.0, "ready_at": 0.0, "reading_until": 0.0, "asked_at": 0.0, "steps": 0}
+    draft |= {"drafting": False, "in_turns": False, "resting": False, "lag": lambda since: 0.0}
+    request = {"ready_since": 0.0, "room": 100, "plain_rounds": 0, "level": "tree", "guesses_behind": lambda leaf: []}
+    request |= {"task": SimpleNamespace(draft_tokens=None), "tree": tree, "estimates": estimates}
+    draft |= {name: others.pop(name) for name in list(others) if name in draft}
+    return SimpleNamespace(speculation=SimpleNamespace(**draft), **{**request, **others})
 
 
 def guesses_behind(leaf: Node, guesses: Iterable[tuple[int, float]]) -> list[Node]:

@@ -13,7 +13,7 @@ from orchestrator.lab.simulate.worker_host import BuildWorker
 from orchestrator.lab.simulate.workers import modelled_workers
 from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.client import Statistics
-from protocol.messages.worker import FromWorker, ToWorker, Verdict
+from protocol.messages.worker import Forest, FromWorker, ToWorker, Verdict, Verify
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 
@@ -82,6 +82,11 @@ class ScriptedSimulation(Simulation):
     @property
     def commands(self) -> list[Command]:
         return [command for _, _, commands in self.history for command in commands]
+
+    def trees(self) -> list[Verify]:
+        """All trees that the target was sent, in order."""
+        sent = [message for message in self.sent(object) if isinstance(message, Verify | Forest)]
+        return [tree for message in sent for tree in (message.trees if isinstance(message, Forest) else (message,))]
 
     def sent(self, kind: type[Kind], incarnation: int | None = None) -> list[Kind]:
         """Messages to workers, perhaps to one of them."""

@@ -9,33 +9,13 @@ from itertools import islice
 from typing import Literal
 
 from orchestrator.core.commands import TrialDecided
-from orchestrator.core.policy.estimates import Terms, Tries
+from orchestrator.core.estimates import Tries
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
+from orchestrator.core.tuning import TUNING
 from orchestrator.core.workers import MAX_DRAFTS
 from protocol.messages.base import NodeId, RequestId
 from protocol.speculation.token_tree import node_id
-
-_TERMS = Terms(
-    first_pause=256,
-    longest_pause=8192,
-    rounds=48,
-    in_a_row=160,
-    window=48,
-    gain=1.05,
-    settling=4,
-    few=8,
-    loss=0.8,
-    most=160,
-)
-"""Rates over 48 rounds of the same draft vary by 7%. After a change the drafts have rested, or read."""
-_TREE_ROUNDS = 24
-"""Rounds in which the trees of a draft on trial are compared."""
-_PATIENCE = 192
-"""Rounds after which a draft that can't be compared yet (it still prefills) ends its trial, if another draft waits."""
-_PLAUSIBLE = 0.7
-"""Share of the active draft's tokens that the trees of the draft on trial must have given, so that it is tried. They
-say nothing of the time: it may grow faster, or slow the target down less."""
 
 DraftStatus = Literal["active", "on trial", "standby"]
 
@@ -83,7 +63,7 @@ class Trial:
     @property
     def share(self) -> float | None:
         """Of the tokens of the active draft's rounds, those that these trees would have given; None until known."""
-        return self._trial_tokens / self._tokens if self._compared >= _TREE_ROUNDS else None
+        return self._trial_tokens / self._tokens if self._compared >= TUNING.tree_rounds else None
 
     @property
     def active_rate(self) -> float:
@@ -131,7 +111,7 @@ class Election:
     """The active draft is measured alone: the one on trial rests."""
     _candidates: dict[int, _Candidate] = field(default_factory=dict)
     """In the order in which they came up."""
-    _tries: Tries = field(default_factory=lambda: Tries(_TERMS))
+    _tries: Tries = field(default_factory=lambda: Tries(TUNING.drafts))
     _trials: int = 0
 
     @property
@@ -188,12 +168,12 @@ class Election:
                 self._tries.begin()
                 self._change_places()
         elif trial.share is not None:
-            if trial.share < _PLAUSIBLE:
+            if trial.share < TUNING.plausible:
                 self._tries.failed()
                 decided = self._decide(trial.active_rate, trial.active_rate * trial.share, False)
             else:
                 self.alone = True
-        elif trial.rounds >= _PATIENCE and self._next() is not None:
+        elif trial.rounds >= TUNING.trial_patience and self._next() is not None:
             self._end_trial()
         self._begin_trial()
         return decided

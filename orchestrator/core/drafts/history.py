@@ -4,16 +4,13 @@ import math
 from bisect import bisect_left, bisect_right
 
 from orchestrator.core.commands import Command, Release
+from orchestrator.core.estimates import Estimates, MeasuredCost, TurnTaking
 from orchestrator.core.events import Task
-from orchestrator.core.policy.estimates import Estimates, MeasuredCost, TurnTaking
+from orchestrator.core.tuning import TUNING
 from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Hello, Prefilled
 
-_LENGTHS = (512, 2048, 8192, 32768)
-"""Tokens of context from which on a target's forwards have estimates of their own."""
-_TYPICAL = (0, 1024, 4096, 16384, 65536)
-"""Tokens of context for which each of these estimates begins; the first as it was measured, behind hardly any."""
 _MAX_ABSENT = 16
 
 
@@ -33,13 +30,13 @@ class DraftHistory:
 
     def estimates(self, task: Task, context: int) -> Estimates:
         """Of a request with so many tokens, prompt and answer."""
-        return self._of(task.sampling.temperature == 0, bisect_right(_LENGTHS, context))
+        return self._of(task.sampling.temperature == 0, bisect_right(TUNING.lengths, context))
 
     def expect_target(self, hello: Hello) -> None:
         """The costs that a target measured replace those of an earlier target, for all drafts."""
         self._target = hello
         for (_, length), estimates in self._estimates.items():
-            estimates.expect_target(costs_behind(hello, _TYPICAL[length]))
+            estimates.expect_target(costs_behind(hello, TUNING.typical[length]))
 
     def expect_draft(self, hello: Hello) -> None:
         """The costs that a new life of this draft measured replace those of the earlier one."""
@@ -54,7 +51,7 @@ class DraftHistory:
         if self._base is None:
             target = Estimates()
             if self._target is not None:
-                target.expect_target(costs_behind(self._target, _TYPICAL[length]))
+                target.expect_target(costs_behind(self._target, TUNING.typical[length]))
         else:
             target = self._base._of(greedy, length)
         if length:
@@ -63,7 +60,7 @@ class DraftHistory:
             found = target.with_another_draft(self.turns)
             if self._draft is not None:
                 found.expect_draft(self._draft)
-        found.longest = _LENGTHS[length] if length < len(_LENGTHS) else math.inf
+        found.longest = TUNING.lengths[length] if length < len(TUNING.lengths) else math.inf
         self._estimates[greedy, length] = found
         return found
 

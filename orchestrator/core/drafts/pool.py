@@ -1,31 +1,27 @@
 """All drafts of one pipeline: which requests each one serves, and how the election is carried out. Pure."""
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from msgspec import structs
 
 from orchestrator.core.commands import Command, Place, SendMessage
-from orchestrator.core.drafts.conversations import Conversations, Earlier
+from orchestrator.core.drafts.draft import CatchingUp, Draft, comes_soon, too_short
 from orchestrator.core.drafts.election import DraftStatus, Election, Trial, TrialRequest
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
+from orchestrator.core.estimates import Estimates, TurnTaking
 from orchestrator.core.events import Task, WorkerUp
 from orchestrator.core.meter import Meter
 from orchestrator.core.options import PlacementChoice
 from orchestrator.core.phases import COMPARING, IN_TURNS, DraftTrigger, Mode, Phase
 from orchestrator.core.policy.decision import Strategy
-from orchestrator.core.policy.estimates import Estimates, TurnTaking
-from orchestrator.core.policy.expected_rate import best_counts
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
+from orchestrator.core.tuning import TUNING
 from orchestrator.core.workers import WorkerRegistry, shares_first_layers
 from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, GrowthPlan
-from protocol.messages.worker import Extend, Fault, Grow, Hello, Prefilled, Reroot, Stop
-from protocol.speculation.rolling_context import RollingContext
+from protocol.messages.worker import Extend, Fault, Grow, Prefilled, Reroot, Stop
 
 
 class DraftPool:
@@ -46,11 +42,11 @@ class DraftPool:
         self._requests = requests
         self._workers = workers
         self._meter = meter
-        self._election = Election()
-        self._histories = DraftHistories()
+        self.election = Election()
+        self.histories = DraftHistories()
         self._placement = placement
-        self._dispatch = DraftDispatch(strategy, requests, workers, meter, self._election, written)
-        self._drafts = self._dispatch.drafts
+        self._written = written
+        self._drafts: dict[int, Draft] = {}
         self._trial: Trial | None = None
         self._active: int | None = None
         """The draft whose speculations the requests hold."""
@@ -62,21 +58,12 @@ class DraftPool:
         """The workers share one device; None until a draft is active."""
 
     @property
-    def full(self) -> bool:
-        return self._election.full
-
-    @property
-    def warnings(self) -> int:
-        """Arenas that a draft could not adopt, or did not survive."""
-        return self._histories.warnings
-
-    @property
     def mode(self) -> Mode:
         """How the drafts in use and the target work together at present."""
         if self._active is None or not self._guessing:
             return Mode.PLAIN
         in_turns = self._history(self._active).turns.in_turns
-        if self._trial is None or self._election.alone:
+        if self._trial is None or self.election.alone:
             return Mode.IN_TURNS if in_turns else Mode.BESIDE
         return Mode.COMPARING_IN_TURNS if in_turns else Mode.COMPARING_BESIDE
 
@@ -89,7 +76,7 @@ class DraftPool:
         return [] if before in (None, self._placed) else [Place(self._placed)]
 
     def statuses(self) -> dict[int, DraftStatus]:
-        return self._election.statuses()
+        return self.election.statuses()
 
     def estimates(self, task: Task, context: int) -> Estimates:
         """The estimates of a request of so many tokens."""
@@ -101,10 +88,6 @@ class DraftPool:
         if self._active is not None and len(request.tokens) >= request.speculation.estimates.longest:
             request.speculation.estimates = self.estimates(request.task, len(request.tokens))
         return self.begin(request, now) if self.mode in IN_TURNS else []
-
-    def expect_target(self, hello: Hello) -> None:
-        """A target has come up, with costs of its own."""
-        self._histories.without_draft.expect_target(hello)
 
     def follow_target(self, now: float) -> list[Command]:
         """Serve the requests that the target was sent, or stop, if it verifies no guesses."""
@@ -119,8 +102,8 @@ class DraftPool:
         commands = self.draft_down(event.incarnation, now)
         auto = self._placement == "auto"
         turns = TurnTaking(event.shares_device if auto else self._placement == "shared", fixed=not auto)
-        self._drafts[event.incarnation] = Draft(event.hello, self._histories.take(event.hello, turns))
-        self._election.draft_up(event.incarnation)
+        self._drafts[event.incarnation] = Draft(event.hello, self.histories.take(event.hello, turns))
+        self.election.draft_up(event.incarnation)
         return [*commands, *self._apply_election(now)]
 
     def draft_down(self, incarnation: int, now: float) -> list[Command]:
@@ -128,16 +111,16 @@ class DraftPool:
         draft = self._drafts.pop(incarnation, None)
         if draft is None:
             return []
-        self._election.draft_down(incarnation)
-        return [*self._histories.store(draft.hello, draft.history), *self._apply_election(now)]
+        self.election.draft_down(incarnation)
+        return [*self.histories.store(draft.hello, draft.history), *self._apply_election(now)]
 
     def tree_refused(self, request: Request, now: float) -> list[Command]:
         """The target refused a tree that the active draft grew."""
         if self._active is None:
             return []
-        if self._election.active_failed():
+        if self.election.active_failed():
             return self._apply_election(now)
-        return self._dispatch.stop(self._active, request.id)
+        return self._stop(self._active, request.id)
 
     # Requests -------------------------------------------------------------------------------
 
@@ -149,14 +132,14 @@ class DraftPool:
         """
         if self._idle_since is not None:
             self._pause, self._idle_since = now - self._idle_since, None
-        idle = [command for id in self._drafts for command in self._dispatch.stop_catching_up(id, now)]
+        idle = [command for id in self._drafts for command in self._stop_catching_up(id, now)]
         if request.phase is Phase.WAITING or (self.mode in IN_TURNS and not request.round):
             return idle
         return idle + [
             command
             for id in self._in_use()
             if request.id not in self._drafts[id].started
-            for command in self._dispatch.start(id, self._speculation(id, request, now), request, now)
+            for command in self._start(id, request, now)
         ]
 
     def round_sent(self, request: Request) -> None:
@@ -166,13 +149,18 @@ class DraftPool:
 
     def extend(self, request: Request, steps: int, now: float) -> list[Command]:
         """Ask the active draft, which rests, to grow up to `steps` steps below the root."""
-        return [] if self._active is None else self._dispatch.extend(self._active, request, steps, now)
+        if self._active is None or request.id not in self._drafts[self._active].started:
+            return []
+        self._drafts[self._active].owes_growth(now)
+        request.speculation.ask(steps, now)
+        self._meter.asked(request)
+        return [SendMessage("draft", Extend(request.id, request.round, steps), self._active)]
 
     def follow(self, request: Request, tokens: list[int], hit: bool, now: float) -> list[Command]:
         """The drafts follow a round that committed `tokens`. `hit`: the active draft's tree has guesses below them."""
         if self._active is None or not self._guessing:
             return []
-        commands = self._dispatch.reroot(self._active, request.speculation, request, tokens, hit, now)
+        commands = self._reroot(self._active, request, tokens, hit, now)
         if self._trial is not None:
             speculation = self._trial_request(self._trial, request, now).speculation
             # One that begins behind this round is there already.
@@ -182,11 +170,11 @@ class DraftPool:
                 comparison.calibrate()
                 speculation.prune()
                 id = self._trial.incarnation
-                commands += self._dispatch.reroot(id, speculation, request, tokens, trial_hit, now)
+                commands += self._reroot(id, request, tokens, trial_hit, now)
         return [*commands, *self._reconsider(request, now)]
 
     def request_ended(self, request: Request, now: float) -> list[Command]:
-        self._histories.request_ended(request.id)
+        self.histories.request_ended(request.id)
         self._meter.ended(request)
         if self._trial is not None:
             self._trial.requests.pop(request.id, None)
@@ -194,11 +182,11 @@ class DraftPool:
         if not self._requests:
             self._idle_since = now
             # The next turn of an agent's loop without pauses would wait for the reading.
-            if self._active is not None and self._pause > _PAUSE_SECONDS:
-                idle = self._dispatch.catch_up(self._active, request, now)
+            if self._active is not None and self._pause > TUNING.turn_pause:
+                idle = self._catch_up(self._active, request, now)
         for draft in self._drafts.values():
             draft.remember(request)
-        return [*(command for id in self._drafts for command in self._dispatch.stop(id, request.id)), *idle]
+        return [*(command for id in self._drafts for command in self._stop(id, request.id)), *idle]
 
     def feature_readers(self, request: RequestId) -> list[int]:
         """The drafts in use that serve the request and read the target's features."""
@@ -212,7 +200,7 @@ class DraftPool:
         read = self._drafts[incarnation].catching_up
         if read is None or read.request != growth.request:
             return []
-        return self._dispatch.stop_catching_up(incarnation, now, done=True)
+        return self._stop_catching_up(incarnation, now, done=True)
 
     def merge_growth(self, incarnation: int, growth: Grow, now: float) -> bool:
         """Merge growth into the draft's speculation. Returns False for growth that was ignored."""
@@ -238,11 +226,10 @@ class DraftPool:
         if incarnation not in self._in_use() or request.id not in draft.started:
             return []
         started = draft.started.pop(request.id)
-        draft.prefilling.discard(request.id)
         speculation = self._speculation(incarnation, request, now)
         speculation.enter(DraftTrigger.STOP if fault.kind == "lost" else DraftTrigger.DECLINE)
         # At most one Start a round, even if the draft loses the request again and again.
-        return self._dispatch.start(incarnation, speculation, request, now) if started < request.round else []
+        return self._start(incarnation, request, now) if started < request.round else []
 
     def add_arena(self, incarnation: int, offer: KvOffer) -> None:
         """A draft keeps a request's KV in an arena that its next incarnation can adopt."""
@@ -271,13 +258,18 @@ class DraftPool:
         return trial if self._active is None else [self._active, *trial]
 
     def _history(self, incarnation: int | None) -> DraftHistory:
-        return self._histories.without_draft if incarnation is None else self._drafts[incarnation].history
+        return self.histories.without_draft if incarnation is None else self._drafts[incarnation].history
 
     def _speculation(self, incarnation: int, request: Request, now: float) -> Speculation:
         """The speculation of a draft in use for a request."""
         if self._trial is not None and incarnation == self._trial.incarnation:
             return self._trial_request(self._trial, request, now).speculation
         return request.speculation
+
+    def _reads(self, incarnation: int, now: float) -> bool:
+        """A draft in use reads the prompt of a request."""
+        serves = self._drafts[incarnation].started
+        return any(self._speculation(incarnation, self._requests[id], now).reading for id in serves)
 
     def _trial_request(self, trial: Trial, request: Request, now: float) -> TrialRequest:
         trial_request = trial.requests.get(request.id)
@@ -296,7 +288,7 @@ class DraftPool:
 
     def _apply_election(self, now: float) -> list[Command]:
         """Follow the election: hand requests over, start the drafts in use, stop the others."""
-        active, on_trial = self._election.active, self._election.on_trial if self._guessing else None
+        active, on_trial = self.election.active, self.election.on_trial if self._guessing else None
         grown = {} if self._trial is None else {self._trial.incarnation: self._trial.requests}
         changed = active != self._active
         if changed:
@@ -315,7 +307,7 @@ class DraftPool:
         commands = [command for request in self._requests.values() for command in self.begin(request, now)]
         unused = [id for id in self._drafts if id not in self._in_use()]
         started = [(id, request) for id in unused for request in self._drafts[id].started]
-        return [*commands, *(stop for id, request in started for stop in self._dispatch.stop(id, request))]
+        return [*commands, *(stop for id, request in started for stop in self._stop(id, request))]
 
     def _hand_over(self, request: Request, own: TrialRequest | None, now: float) -> None:
         """Give the request the new active draft's speculation, `own` if it exists; without a draft, keep the tree."""
@@ -329,157 +321,39 @@ class DraftPool:
     def _reconsider(self, request: Request, now: float) -> list[Command]:
         """After a round: replace a silent draft, end a trial that has an outcome, begin one that is due."""
         assert self._active is not None
-        election, trial = self._election, self._trial
+        election, trial = self.election, self._trial
         before = self._active, election.on_trial
         decided = None
-        if self._drafts[self._active].silent(request.estimates, now):
+        if self._drafts[self._active].silent(request.estimates, self._reads(self._active, now), now):
             election.active_failed()
-        elif not request.estimates.usefulness.measuring:
+        elif not request.estimates.gate.measuring:
             # In such rounds the draft rests: they say nothing of it.
             kind = request.task.sampling.temperature == 0, request.speculation.settled
-            ready = trial is None or not self._drafts[trial.incarnation].prefilling
+            ready = trial is None or not self._reads(trial.incarnation, now)
             decided = election.round_ended(*request.ended_round, kind, trial, ready)
         changes = [] if before == (election.active, election.on_trial) else self._apply_election(now)
         return changes if decided is None else [*changes, decided]
 
+    # What drafts are sent ---------------------------------------------------------------------
 
-# What drafts are sent -----------------------------------------------------------------------------
-
-_GAIN_OF_TURNS, _LEAST_GAIN = 0.15, 0.01
-"""Of the time of plain decoding, what drafting in turns saves before anything is measured, and at least: a long answer
-is worth a try."""
-_CERTAIN = 1.5
-"""Times that the gain must be what the reading costs: the gain is an estimate, and the cost is certain."""
-_PAUSE_SECONDS = 1.0
-"""Between two turns, so that a draft reads on in the next pause."""
-_GUESSES = 8
-"""Of a growth step below each root."""
-_SAVED_AT_ONCE = 128
-"""Tokens whose KV a target saves between two rounds (target_worker.kv)."""
-_PREFILL_SECONDS = 10.0
-"""After so long without growth, a draft that prefills counts as silent too."""
-
-
-class CatchingUp(NamedTuple):
-    """A conversation that a draft reads after the end of a turn."""
-
-    request: RequestId
-    tokens: list[int]
-    held: int
-    """Tokens that it is expected to have held at the beginning."""
-    began: float
-    estimates: Estimates
-
-    def expected(self, now: float) -> int:
-        """Tokens that it is expected to hold by now."""
-        seconds = self.estimates.prefill.get(math.inf)
-        return min(len(self.tokens), self.held + int((now - self.began) / seconds))
-
-
-@dataclass(slots=True)
-class Draft:
-    """`hello` is its own; `history` outlives it."""
-
-    hello: Hello
-    history: DraftHistory
-    started: dict[RequestId, int] = field(default_factory=dict)
-    """Requests that the draft serves, each with the round of its Start."""
-    prefilling: set[RequestId] = field(default_factory=set)
-    """Those of them for which no growth has arrived yet."""
-    conversations: Conversations = field(default_factory=Conversations)
-    catching_up: "CatchingUp | None" = None
-    _earlier: dict[RequestId, Earlier] = field(default_factory=dict)
-    """Of the live requests that it was to serve."""
-    _late_since: float | None = None
-    """Since when the draft owes growth; None if it owes none."""
-
-    def reads(self, tokens: int) -> int:
-        """How many of so many tokens of a conversation it sees."""
-        return tokens - RollingContext(self.hello.context).skipped(tokens)
-
-    def start(self, request: RequestId, round: int) -> None:
-        self.started[request] = round
-        self.prefilling.add(request)
-
-    def stop(self, request: RequestId) -> bool:
-        """Returns whether the draft served the request."""
-        self.prefilling.discard(request)
-        self._late_since = None
-        return self.started.pop(request, None) is not None
-
-    def owes_growth(self, now: float) -> None:
-        """A round missed, or the draft rested and was asked for a step."""
-        if self._late_since is None:
-            self._late_since = now
-
-    def earlier(self, request: Request) -> Earlier:
-        """Of the conversation that the request continues."""
-        known = self._earlier.get(request.id)
-        if known is None:
-            known = self._earlier[request.id] = self.conversations.earlier(self.seen(request))
-        return known
-
-    def remember(self, request: Request) -> None:
-        """The request has ended: what the next one that continues it will find."""
-        earlier, seen = self._earlier.pop(request.id, None), self.seen(request)
-        if earlier is not None:
-            self.conversations.ended(request.id, seen, len(seen) if request.id in self.started else earlier.held)
-
-    def seen(self, request: Request) -> list[int]:
-        """The tokens that it sees of those before the root."""
-        return RollingContext(self.hello.context).seen(request.tokens[:-1])
-
-    def has_grown(self, request: RequestId) -> None:
-        self._late_since = None
-        self.conversations.grown(request)
-        self.prefilling.discard(request)
-
-    def silent(self, estimates: Estimates, now: float) -> bool:
-        """The draft has owed growth for too long."""
-        if self._late_since is None:
-            return False
-        limit = _PREFILL_SECONDS if self.prefilling else estimates.growth_timeout
-        return now - self._late_since > limit
-
-
-class DraftDispatch:
-    """The drafts that are up, by incarnation. Which of them are in use is the election's decision."""
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        requests: Mapping[RequestId, Request],
-        workers: WorkerRegistry,
-        meter: Meter,
-        election: Election,
-        written: Callable[[Request], KvReference | None],
-    ) -> None:
-        """`written`: the arena with the target's KV of a request."""
-        self._written = written
-        self.drafts: dict[int, Draft] = {}
-        self._strategy = strategy
-        self._requests = requests
-        self._workers = workers
-        self._meter = meter
-        self._election = election
-
-    def start(self, id: int, speculation: Speculation, request: Request, now: float) -> list[Command]:
+    def _start(self, id: int, request: Request, now: float) -> list[Command]:
         """Start the request on a draft that does not serve it, unless guesses for it are not wanted.
 
         A draft that is the target's first layers starts once the target has saved their KV of the prompt.
         """
-        draft, vocabulary = self.drafts[id], self._workers.vocabulary
+        draft, vocabulary = self._drafts[id], self._workers.vocabulary
+        speculation = self._speculation(id, request, now)
         estimates = speculation.estimates
-        unwanted = not speculation.wanted or estimates.usefulness.paused
-        if not vocabulary or unwanted or _too_short(request, draft, estimates, self._sharing):
+        unwanted = not speculation.wanted or estimates.gate.paused
+        if not vocabulary or unwanted or too_short(request, draft, estimates, self._sharing):
             return []
         adopt = draft.history.arenas.adopt(request.id)
         if adopt is None and self._shares(draft):
             written = self._written(request)
-            if _comes_soon(request, written):
+            if comes_soon(request, written):
                 return []
             adopt = draft.history.arenas.share(request.id, written)
-        draft.start(request.id, request.round)
+        draft.started[request.id] = request.round
         draft.conversations.begun(request.id, draft.earlier(request).held)
         adopted = adopt.tokens if adopt else 0
         speculation.start(max(0, draft.reads(len(request.tokens)) - adopted), now)
@@ -487,26 +361,14 @@ class DraftDispatch:
         start = request.start_message(plan, vocabulary, adopt)
         return [SendMessage("draft", start, id)]
 
-    def extend(self, id: int, request: Request, steps: int, now: float) -> list[Command]:
-        """Ask a draft that rests to grow up to `steps` steps below the root."""
-        draft = self.drafts[id]
-        if request.id not in draft.started:
-            return []
-        draft.owes_growth(now)
-        request.speculation.ask(steps, now)
-        self._meter.asked(request)
-        return [SendMessage("draft", Extend(request.id, request.round, steps), id)]
-
-    def reroot(
-        self, id: int, speculation: Speculation, request: Request, tokens: list[int], hit: bool, now: float
-    ) -> list[Command]:
+    def _reroot(self, id: int, request: Request, tokens: list[int], hit: bool, now: float) -> list[Command]:
         """The request has committed `tokens`. `hit`: the draft's tree has the new root."""
-        draft = self.drafts[id]
-        if speculation.estimates.usefulness.paused:
+        draft, speculation = self._drafts[id], self._speculation(id, request, now)
+        if speculation.estimates.gate.paused:
             speculation.stop()
-            return self.stop(id, request.id)
+            return self._stop(id, request.id)
         if request.id not in draft.started:
-            return self.start(id, speculation, request, now)
+            return self._start(id, request, now)
         plan = self._plan(speculation, request)
         if not hit and not speculation.resting:
             draft.owes_growth(now)
@@ -524,15 +386,15 @@ class DraftDispatch:
         )
         return [SendMessage("draft", reroot, id)]
 
-    def stop(self, id: int, request: RequestId) -> list[Command]:
-        return [SendMessage("draft", Stop(request), id)] if self.drafts[id].stop(request) else []
+    def _stop(self, id: int, request: RequestId) -> list[Command]:
+        return [SendMessage("draft", Stop(request), id)] if self._drafts[id].stop(request) else []
 
-    def catch_up(self, id: int, request: Request, now: float) -> list[Command]:
+    def _catch_up(self, id: int, request: Request, now: float) -> list[Command]:
         """Let a draft that a later turn of a conversation was too short for read it after its end, while nothing else
         is to be done: the next turn then finds it read."""
-        draft, estimates = self.drafts[id], request.estimates
+        draft, estimates = self._drafts[id], request.estimates
         declined = request.id not in draft.started and draft.earlier(request).continues and draft.conversations.trusted
-        wanted = request.speculation.wanted and not estimates.usefulness.paused and self._workers.vocabulary
+        wanted = request.speculation.wanted and not estimates.gate.paused and self._workers.vocabulary
         if not (declined and wanted and estimates.turns.in_turns) or draft.hello.features or self._shares(draft):
             return []
         draft.catching_up = CatchingUp(request.id, draft.seen(request), draft.earlier(request).held, now, estimates)
@@ -540,9 +402,9 @@ class DraftDispatch:
         start = request.start_message(plan, self._workers.vocabulary)
         return [SendMessage("draft", start, id)]
 
-    def stop_catching_up(self, id: int, now: float, done: bool = False) -> list[Command]:
+    def _stop_catching_up(self, id: int, now: float, done: bool = False) -> list[Command]:
         """`done`: the draft has read all. A draft keeps what it has read by then."""
-        draft = self.drafts[id]
+        draft = self._drafts[id]
         read, draft.catching_up = draft.catching_up, None
         if read is None:
             return []
@@ -558,44 +420,10 @@ class DraftDispatch:
         plan = self._strategy.plan(speculation.estimates, self._sharing, request.task.draft_tokens)
         if speculation is not request.speculation and isinstance(plan, BestFirst):
             # Only the active draft is asked for steps: one on trial grows by itself, or rests.
-            plan = structs.replace(plan, steps=0 if self._election.alone else None)
+            plan = structs.replace(plan, steps=0 if self.election.alone else None)
         return speculation.follow(plan)
 
     @property
     def _sharing(self) -> int:
         """Requests whose trees a draft grows."""
         return max(1, sum(request.phase is not Phase.WAITING for request in self._requests.values()))
-
-
-def _too_short(request: Request, draft: Draft, estimates: Estimates, sharing: int) -> bool:
-    """Whether the answer can't gain what it costs that the target waits while the draft reads what it does not hold of
-    the prompt.
-
-    A token costs each of the `sharing` requests its part of a forward over all of them.
-    """
-    if not (estimates.turns.in_turns and estimates.target.known):
-        return False
-    missing = max(0, draft.reads(len(request.tokens)) - draft.earlier(request).held)
-    reading = missing * estimates.prefill.get(0.0)
-    plain = estimates.target(sharing) / sharing
-    return _CERTAIN * reading > _gain_of_turns(estimates, sharing) * request.remaining * plain
-
-
-def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
-    """What drafting in turns is expected to save of the time of plain decoding.
-
-    Several requests share a forward already, and with their guesses it gets wide. So theirs follows from the expected
-    rate after one growth step for all of them.
-    """
-    if not estimates.first_response.count:
-        return _GAIN_OF_TURNS
-    cost, hop, shares = estimates.target, estimates.hop.get(0.0), estimates.ranks.shares(_GUESSES)
-    plain = sharing / (cost(sharing) + hop)
-    gain = 1.0 - plain / best_counts([shares] * sharing, cost, hop + estimates.first_response.get(0.0)).rate
-    return max(_LEAST_GAIN, gain)
-
-
-def _comes_soon(request: Request, written: KvReference | None) -> bool:
-    """Whether the target is still to save much of the prompt's KV, which takes it a round for each part."""
-    missing = request.position - (0 if written is None else written.tokens)
-    return missing > _SAVED_AT_ONCE and request.stats.rounds < 2 + request.position // _SAVED_AT_ONCE

@@ -1,4 +1,4 @@
-"""What the target verifies next and when it waits: the strategies, the expected-rate rule, running estimates. Pure.
+"""What the target verifies next and when it waits: the strategies. Pure.
 
 Knows no message flow and no workers.
 """

@@ -5,36 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, pairwise
-from typing import Protocol
 
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.expected_rate import best_counts, with_growth
 from orchestrator.core.options import Options
-from orchestrator.core.policy.decision import (
-    Decision,
-    RequestView,
-    VerifyNodes,
-    WaitUntil,
-)
-from orchestrator.core.policy.estimates import MIN_GROWTH_TIMEOUT, Estimates
-from orchestrator.core.policy.expected_rate import best_counts, with_growth
+from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
+from orchestrator.core.request import Request
+from orchestrator.core.tuning import TUNING
 from protocol.messages.base import MAX_STEPS
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.speculation.token_tree import Node
-
-_MIN_WIDTH = 4
-"""Fewest nodes of one tree that a growth step evaluates, however many trees share the step."""
-_PREPARED = 0.2
-"""Share of the path probability worth a verification that is still worth a growth step:
-measured, docs/log/2026-11-22-draft-stops-when-more.md."""
-_MAX_ACCEPTANCE = 0.9
-"""Highest acceptance that is believed: trees are finite, and E below is at most 10."""
-_MOST_STEPS = 4
-"""Growth steps that are looked ahead where the draft takes turns."""
-_MOST_UNASKED = 32
-"""Rounds in turns after which the draft is asked for a step again, whatever the figures say: they may be old."""
-_PLAIN_ROUNDS = 8
-"""After so many rounds without a node the next one is expected to have none either."""
-_MAX_LEAST = 0.1
-"""Whatever a token costs the target, the draft prepares nodes that are as probable as this."""
 
 
 class Adaptive:
@@ -42,23 +22,14 @@ class Adaptive:
 
     name, summary = "adaptive", "the wait and the nodes with the highest expected tokens a second"
     drafts = caches = refreshes = True
-    _MARGIN = 1.02
-    """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
-    _MARGIN_BESIDE = 0.8
-    """As much higher still for each forward that the wait lasts, at a miss where the draft grows beside the target:
-    without the wait it grows during the verification, which costs nothing. Not for guesses that fade meanwhile."""
-    _EXPENSIVE = 1.2
-    """Ratio of step times above which the second half of a step's width is too expensive."""
-    _STEEP = 1.5
-    """The same for the second half of a width that was halved before: fewer nodes mean fewer guesses at each place."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         width = self._width(estimates)
-        share = max(min(_MIN_WIDTH, width), width // sharing)
-        measuring = estimates.usefulness.measuring and sharing == 1
+        share = max(min(TUNING.min_width, width), width // sharing)
+        measuring = estimates.gate.measuring and sharing == 1
         steps = 0 if estimates.turns.in_turns or measuring else None
         return BestFirst(share, self._options.draft_fan, self._least(estimates), steps, self._options.lookup == "on")
 
@@ -73,63 +44,62 @@ class Adaptive:
         if not cost.known:
             return 0.0
         token_cost = max(0.0, cost(widest) - cost(1)) / (widest - 1)
-        tokens = 1.0 / (1.0 - min(_MAX_ACCEPTANCE, estimates.acceptance.get(0.0)))
-        return min(_MAX_LEAST, _PREPARED * tokens * token_cost / cost((widest + 1) // 2))
+        tokens = 1.0 / (1.0 - min(TUNING.max_acceptance, estimates.acceptance.get(0.0)))
+        return min(TUNING.max_least, TUNING.prepared * tokens * token_cost / cost((widest + 1) // 2))
 
     def _width(self, estimates: Estimates) -> int:
         """Nodes that a growth step evaluates: `draft_width`, halved while the other half is expensive."""
-        width, cost, expensive = self._options.draft_width, estimates.growth, self._EXPENSIVE
-        while cost.known and width >= 2 * _MIN_WIDTH and cost(width) > expensive * cost(width // 2):
-            width, expensive = width // 2, self._STEEP
+        width, cost, expensive = self._options.draft_width, estimates.growth, TUNING.expensive_half
+        while cost.known and width >= 2 * TUNING.min_width and cost(width) > expensive * cost(width // 2):
+            width, expensive = width // 2, TUNING.steep_half
         return width
 
-    def decide(self, views: Sequence[RequestView]) -> list[Decision]:
+    def decide(self, requests: Sequence[Request], now: float) -> list[Decision]:
         """The first of these rules that applies, for all requests of the round."""
         return (
-            _let_drafts_read(views)
-            or _measure_a_plain_forward(views)
-            or self._wait_or_verify(views, [self._candidates(view, views) for view in views])
+            _let_drafts_read(requests, now) or _measure_a_plain_forward(requests) or self._wait_or_verify(requests, now)
         )
 
-    def _wait_or_verify(self, views: Sequence[RequestView], guesses: "list[NodeChoice]") -> list[Decision]:
+    def _wait_or_verify(self, requests: Sequence[Request], now: float) -> list[Decision]:
         """Wait for growth if that promises a higher rate; else verify the root of each request and the best nodes of
         all trees together."""
-        estimates = views[0].estimates
+        estimates, lookup = requests[0].estimates, self._options.lookup == "on"
+        most = int(min(self._options.max_verify, estimates.target.reach - 1))
+        guesses = [candidates(request, most, lookup, len(requests)) for request in requests]
         gains = [each.gains for each in guesses]
-        now = best_counts(gains, estimates.target, estimates.hop.get(0.0))
-        owed = [self._owed_growth(view, each) for view, each in zip(views, guesses, strict=True)]
-        until = self._wait_until(views, gains, owed, now.rate)
+        best = best_counts(gains, estimates.target, estimates.hop.get(0.0))
+        owed = [self._owed_growth(request, each, now) for request, each in zip(requests, guesses, strict=True)]
+        until = self._wait_until(requests, gains, owed, best.rate, now)
         if until is not None:
             return [WaitUntil(until, growth and growth.steps) for growth in owed]
-        goes_on = not any(now.nodes) and all(map(_stays_plain, views))
-        return [VerifyNodes(each.nodes(count), goes_on=goes_on) for each, count in zip(guesses, now.nodes, strict=True)]
+        goes_on = not any(best.nodes) and all(map(_stays_plain, requests))
+        return [
+            VerifyNodes(each.nodes(count), goes_on=goes_on) for each, count in zip(guesses, best.nodes, strict=True)
+        ]
 
-    def _candidates(self, view: RequestView, views: Sequence[RequestView]) -> "NodeChoice":
-        most = int(min(self._options.max_verify, views[0].estimates.target.reach - 1))
-        return candidates(view, most, self._options.lookup == "on", len(views))
-
-    def _owed_growth(self, view: RequestView, guesses: "NodeChoice") -> "_OwedGrowth | None":
+    def _owed_growth(self, request: Request, guesses: "NodeChoice", now: float) -> "_OwedGrowth | None":
         """The next growth, if one can be waited for."""
-        estimates, least = view.estimates, self._least(view.estimates)
-        if not view.drafting or not estimates.step.count or not estimates.target.known:
+        estimates, draft = request.estimates, request.speculation
+        if not draft.drafting or not estimates.step.count or not estimates.target.known:
             return None
-        if view.in_turns and (estimates.usefulness.measuring or _has_taken_its_time(view)):
+        if draft.in_turns and (estimates.gate.measuring or _has_taken_its_time(request, now)):
             return None
-        if not guesses.open or guesses.open[0] < least:
+        if not guesses.open or guesses.open[0] < self._least(estimates):
             return None  # the draft pauses
-        due = _due(view)
+        due = _due(request, now)
         # A draft may claim any time for its steps, so the wait beyond the due time is bounded.
-        give_up = due + min(estimates.slowest_step, MIN_GROWTH_TIMEOUT)
-        if give_up <= view.now or give_up == math.inf:
+        give_up = due + min(estimates.slowest_step, TUNING.growth_wait)
+        if give_up <= now or give_up == math.inf:
             return None
-        return _OwedGrowth(due, give_up, guesses, view.steps + 1 if view.resting else None)
+        return _OwedGrowth(due, give_up, guesses, draft.steps + 1 if draft.resting else None)
 
     def _wait_until(
         self,
-        views: Sequence[RequestView],
+        requests: Sequence[Request],
         gains: list[list[float]],
         owed: "list[_OwedGrowth | None]",
         rate: float,
+        now: float,
     ) -> float | None:
         """When to stop waiting for the next growth, if the expected rate after the wait is above `rate`; else None.
 
@@ -139,20 +109,20 @@ class Adaptive:
         growths = [growth for growth in owed if growth is not None]
         if not growths:
             return None
-        estimates, now = views[0].estimates, views[0].now
+        estimates, in_turns = requests[0].estimates, requests[0].speculation.in_turns
         first = max(now, min(growth.due for growth in growths))
         horizon = first + 0.5 * estimates.step.get(0.0)
         awaited = [growth for growth in growths if growth.due <= horizon]
         until = max(growth.give_up for growth in awaited)
-        if estimates.unasked >= _MOST_UNASKED:
+        if estimates.unasked >= TUNING.most_unasked:
             return until
         shares, width = estimates.ranks.shares(self._options.draft_fan), self._width(estimates)
-        pause, margin = max(0.0, max(growth.due for growth in awaited) - now), self._MARGIN
-        missed = not any(view.tree.root.children for view in views)
-        if missed and not views[0].in_turns and estimates.freshness is None:
-            margin += self._MARGIN_BESIDE * pause / estimates.target(len(views))
+        pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
+        missed = not any(request.tree.root.children for request in requests)
+        if missed and not in_turns and estimates.freshness is None:
+            margin += TUNING.margin_beside * pause / estimates.target(len(requests))
         wait = estimates.hop.get(0.0) + pause
-        for steps in range(1, 1 + (_MOST_STEPS if views[0].in_turns else 1)):
+        for steps in range(1, 1 + (TUNING.look_ahead if in_turns else 1)):
             later = [
                 present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
                 for present, growth in zip(gains, owed, strict=True)
@@ -163,43 +133,45 @@ class Adaptive:
         return None
 
 
-def _let_drafts_read(views: Sequence[RequestView]) -> list[Decision]:
+def _let_drafts_read(requests: Sequence[Request], now: float) -> list[Decision]:
     """Wait while a draft on the target's device reads a prompt alone."""
-    until = max(view.reading_until for view in views)
-    return [WaitUntil(until) for _ in views] if until > views[0].now else []
+    until = max(request.speculation.reading_until for request in requests)
+    return [WaitUntil(until) for _ in requests] if until > now else []
 
 
-def _measure_a_plain_forward(views: Sequence[RequestView]) -> list[Decision]:
+def _measure_a_plain_forward(requests: Sequence[Request]) -> list[Decision]:
     """Verify the root alone, where forwards over one token have become so rare that their cost is not known."""
-    due = len(views) == 1 and views[0].in_turns and views[0].estimates.target.narrow_due
+    due = len(requests) == 1 and requests[0].speculation.in_turns and requests[0].estimates.target.narrow_due
     return [VerifyNodes([])] if due else []
 
 
-def _has_taken_its_time(view: RequestView) -> bool:
+def _has_taken_its_time(request: Request, now: float) -> bool:
     """Whether a draft in turns is asked no more below this root: it may answer each request with nothing that helps."""
-    return view.steps >= MAX_STEPS or view.now - view.ready_since > view.estimates.growth_timeout
+    return request.speculation.steps >= MAX_STEPS or now - request.ready_since > request.estimates.growth_timeout
 
 
-def _due(view: RequestView) -> float:
+def _due(request: Request, now: float) -> float:
     """When the next growth should arrive."""
-    estimates, step = view.estimates, view.estimates.step.get(0.0)
-    if view.in_turns:
+    estimates, draft = request.estimates, request.speculation
+    step = estimates.step.get(0.0)
+    if draft.in_turns:
         # Steps beside the target, or while both load, take longer: hope, ask, and measure.
         first = estimates.first_response.get(0.0)
-        response = estimates.next_response.get(first) if view.steps else first
-        due = (view.now if view.resting else view.asked_at) + response
-    elif not view.tree.root.children:
+        response = estimates.next_response.get(first) if draft.steps else first
+        due = (now if draft.resting else draft.asked_at) + response
+    elif not request.tree.root.children:
         # The step in flight grows the old root: its rest passes before the new root's step begins.
-        due = view.ready_since + max(estimates.recovery.get(1.5 * step), view.lag)
+        due = request.ready_since + max(estimates.recovery.get(1.5 * step), draft.lag(request.ready_since))
     else:
-        due = view.grown_at + step
-    return max(due, view.draft_ready_at + step) if view.draft_ready_at > view.now else due
+        due = draft.grown_at + step
+    return max(due, draft.ready_at + step) if draft.ready_at > now else due
 
 
-def _stays_plain(view: RequestView) -> bool:
+def _stays_plain(request: Request) -> bool:
     """Whether the next round will hardly have a node. A wrong answer costs the nodes of one round."""
-    asks = view.in_turns and view.drafting and view.estimates.unasked + 1 >= _MOST_UNASKED
-    return view.plain_rounds >= _PLAIN_ROUNDS and not asks
+    draft = request.speculation
+    asks = draft.in_turns and draft.drafting and request.estimates.unasked + 1 >= TUNING.most_unasked
+    return request.plain_rounds >= TUNING.plain_rounds and not asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +188,15 @@ class _OwedGrowth:
     """What to ask a resting draft for; None if the growth comes by itself."""
 
 
-_SEARCHED = 8
-"""Nodes that are searched for the best paths, for each node of the longest path, in all trees of a forward: the more
-requests share it, the shorter are the paths that are worth their cost."""
+def candidates(request: Request, limit: int, lookup: bool, sharing: int) -> "NodeChoice":
+    """At most `limit` nodes, with guesses by prompt lookup if `lookup`, of one of `sharing` requests."""
+    if request.level == "tree":
+        return TreeCandidates(request, limit, lookup)
+    return PathCandidates(request, limit, lookup, max(limit, TUNING.searched * limit // sharing))
 
 
-class NodeChoice(Protocol):
-    """Of one request, for one decision."""
+class TreeCandidates:
+    """Any tree can be verified, so the best nodes are the most probable ones."""
 
     gains: list[float]
     """Expected tokens that each further node adds, guesses by prompt lookup included: n nodes yield the sum of the
@@ -231,63 +205,46 @@ class NodeChoice(Protocol):
     """Path probabilities of the nodes that the draft's next growth step may give children, falling; that of the root if
     the draft has grown nothing."""
 
+    def __init__(self, request: Request, limit: int, lookup: bool) -> None:
+        self._limit = limit
+        self._nodes = drafted = _most_probable(request, limit)
+        self.gains = self._drafted = request.tree.path_probabilities(drafted)
+        leaves = [path for node, path in zip(drafted, self._drafted, strict=True) if not node.children]
+        self.open = leaves if request.tree.root.children else [1.0]
+        if lookup and (guesses := self._guesses(request)):
+            self._nodes = list(merge(drafted, guesses, key=lambda node: -node.log_path))[:limit]
+            self.gains = request.tree.path_probabilities(self._nodes)
+
     def nodes(self, count: int) -> list[Node]:
         """The best `count` nodes, parents first."""
-        ...
+        return self._nodes[:count]
 
     def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
         """`gains` of the draft's guesses after `steps` steps, each of which gives the `width` most probable open nodes
         children that are accepted with the probabilities `shares`."""
-        ...
-
-
-def candidates(view: RequestView, limit: int, lookup: bool, sharing: int) -> NodeChoice:
-    """At most `limit` nodes, with guesses by prompt lookup if `lookup`, of one of `sharing` requests."""
-    if view.level == "tree":
-        return TreeCandidates(view, limit, lookup)
-    return PathCandidates(view, limit, lookup, max(limit, _SEARCHED * limit // sharing))
-
-
-class TreeCandidates:
-    """Any tree can be verified, so the best nodes are the most probable ones."""
-
-    def __init__(self, view: RequestView, limit: int, lookup: bool) -> None:
-        self._limit = limit
-        self._nodes = drafted = _most_probable(view, limit)
-        self.gains = self._drafted = view.tree.path_probabilities(drafted)
-        leaves = [path for node, path in zip(drafted, self._drafted, strict=True) if not node.children]
-        self.open = leaves if view.tree.root.children else [1.0]
-        if lookup and (guesses := self._guesses(view)):
-            self._nodes = list(merge(drafted, guesses, key=lambda node: -node.log_path))[:limit]
-            self.gains = view.tree.path_probabilities(self._nodes)
-
-    def nodes(self, count: int) -> list[Node]:
-        return self._nodes[:count]
-
-    def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
         found, open = self._drafted, self.open
         for _ in range(steps):
             found = with_growth(found, open[:width], shares)[: self._limit]
             open = with_growth(open[width:], open[:width], shares)
         return found
 
-    def _guesses(self, view: RequestView) -> list[Node]:
+    def _guesses(self, request: Request) -> list[Node]:
         """Guesses by prompt lookup behind the most probable leaf."""
-        leaf = next((node for node in self._nodes or [view.tree.root] if not node.children), None)
-        return [] if leaf is None else view.lookup(leaf)
+        leaf = next((node for node in self._nodes or [request.tree.root] if not node.children), None)
+        return [] if leaf is None else request.guesses_behind(leaf)
 
 
 class PathCandidates:
     """One path can be verified: the best one of n nodes is that with the highest sum of path probabilities.
 
-    The best paths of two lengths may differ, so `gains` need neither fall nor be positive.
+    The best paths of two lengths may differ, so `gains` need neither fall nor be positive. Names as in TreeCandidates.
     """
 
-    def __init__(self, view: RequestView, limit: int, lookup: bool, searched: int) -> None:
+    def __init__(self, request: Request, limit: int, lookup: bool, searched: int) -> None:
         """`searched`: the number of most probable nodes that paths are made of."""
-        root = view.tree.root
-        drafted = _most_probable(view, searched)
-        probabilities = view.tree.path_probabilities(drafted)
+        root = request.tree.root
+        drafted = _most_probable(request, searched)
+        probabilities = request.tree.path_probabilities(drafted)
         leaves = [each for each in zip(drafted, probabilities, strict=True) if not each[0].children]
         self._open = leaves if root.children else [(root, 1.0)]
         self.open = [path for _, path in self._open]
@@ -297,8 +254,8 @@ class PathCandidates:
         self._drafted = self._paths.totals
         if lookup:
             for leaf in dict.fromkeys((root, self._paths.end)):
-                guesses = view.lookup(leaf)
-                self._paths.add(guesses, view.tree.path_probabilities(guesses))
+                guesses = request.guesses_behind(leaf)
+                self._paths.add(guesses, request.tree.path_probabilities(guesses))
         self.gains = _differences(self._paths.totals)
 
     def nodes(self, count: int) -> list[Node]:
@@ -318,6 +275,10 @@ class PathCandidates:
                 else:
                     totals[length] = max(totals[length], total)
         return _differences(totals)
+
+
+NodeChoice = TreeCandidates | PathCandidates
+"""Of one request, for one decision."""
 
 
 class _BestPaths:
@@ -367,7 +328,7 @@ def _differences(totals: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(totals)]
 
 
-def _most_probable(view: RequestView, limit: int) -> list[Node]:
+def _most_probable(request: Request, limit: int) -> list[Node]:
     """The `limit` most probable nodes that the request still has room for, parents first."""
-    deepest = view.tree.root.depth + view.room
-    return list(islice((node for node in view.tree.best() if node.depth <= deepest), limit))
+    deepest = request.tree.root.depth + request.room
+    return list(islice((node for node in request.tree.best() if node.depth <= deepest), limit))

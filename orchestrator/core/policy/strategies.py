@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import islice
 
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.expected_rate import best_count
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import Decision, RequestView, Strategy, VerifyNodes, WaitUntil
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.expected_rate import best_count
+from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
+from orchestrator.core.request import Request
 from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.plans import Chain, FanOut, GrowthPlan
 from protocol.speculation.token_tree import Node
@@ -20,10 +21,10 @@ class IndependentRequests(ABC):
     refreshes = False
 
     @abstractmethod
-    def decide_alone(self, view: RequestView) -> Decision: ...
+    def decide_alone(self, request: Request, now: float) -> Decision: ...
 
-    def decide(self, views: Sequence[RequestView]) -> list[Decision]:
-        return [self.decide_alone(view) for view in views]
+    def decide(self, requests: Sequence[Request], now: float) -> list[Decision]:
+        return [self.decide_alone(request, now) for request in requests]
 
 
 class Autoregressive(IndependentRequests):
@@ -38,7 +39,7 @@ class Autoregressive(IndependentRequests):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         return None
 
-    def decide_alone(self, view: RequestView) -> Decision:
+    def decide_alone(self, request: Request, now: float) -> Decision:
         return VerifyNodes([], goes_on=True)
 
 
@@ -54,21 +55,21 @@ class Sequential(IndependentRequests):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         return Chain(draft_tokens or self._depth)
 
-    def decide_alone(self, view: RequestView) -> Decision:
-        return await_chain(view, view.draft_tokens or self._depth)
+    def decide_alone(self, request: Request, now: float) -> Decision:
+        return await_chain(request, request.task.draft_tokens or self._depth, now)
 
 
-def await_chain(view: RequestView, depth: int) -> Decision:
+def await_chain(request: Request, depth: int, now: float) -> Decision:
     """Verify the draft's chain of `depth` tokens once it has grown; do not wait longer for a silent draft."""
-    depth = min(depth, view.room)
-    chain = list(islice(view.tree.main_chain(), depth))
-    if len(chain) >= depth or not view.drafting:
+    depth = min(depth, request.room)
+    chain = list(islice(request.tree.main_chain(), depth))
+    if len(chain) >= depth or not request.speculation.drafting:
         return VerifyNodes(chain)
-    limit = view.estimates.growth_timeout
+    limit = request.estimates.growth_timeout
     # Growth prolongs the wait, but by no more than the chain's steps take: a draft may grow other nodes without end.
-    longest = limit + depth * view.estimates.step.get(0.0)
-    until = min(max(view.grown_at, view.ready_since) + limit, view.ready_since + longest)
-    return WaitUntil(until) if view.now < until else VerifyNodes(chain, draft_silent=True)
+    longest = limit + depth * request.estimates.step.get(0.0)
+    until = min(max(request.speculation.grown_at, request.ready_since) + limit, request.ready_since + longest)
+    return WaitUntil(until) if now < until else VerifyNodes(chain, draft_silent=True)
 
 
 class PublishedSsd(IndependentRequests):
@@ -89,34 +90,35 @@ class PublishedSsd(IndependentRequests):
         fan = geometric_fan_out(estimates.acceptance.get(0.0), estimates.hits.exponent, depth, options.fan_budget)
         return FanOut(depth, tuple(min(MAX_SUPPORT, guesses) for guesses in fan))
 
-    def decide_alone(self, view: RequestView) -> Decision:
-        missed = not view.tree.root.children
+    def decide_alone(self, request: Request, now: float) -> Decision:
+        missed = not request.tree.root.children
         if not missed or self._options.fallback == "neural":
-            return await_chain(view, self._depth(view))
+            return await_chain(request, self._depth(request), now)
         if self._options.fallback == "fast":
-            return VerifyNodes(self._lookup(view)[0])
-        return self._fall_back(view)
+            return VerifyNodes(self._lookup(request)[0])
+        return self._fall_back(request, now)
 
-    def _fall_back(self, view: RequestView) -> Decision:
+    def _fall_back(self, request: Request, now: float) -> Decision:
         """After a miss: wait for K draft tokens or use prompt lookup, whichever has the higher expected rate."""
-        depth, estimates = min(self._depth(view), view.room), view.estimates
+        depth, estimates = min(self._depth(request), request.room), request.estimates
         acceptance = estimates.acceptance.get(0.0)
         chain = [acceptance ** (k + 1) for k in range(depth)]
         waiting = (depth + 0.5) * estimates.step.get(0.0)
         just_in_time = (1.0 + sum(chain)) / (waiting + estimates.target(1 + depth) + estimates.hop.get(0.0))
-        nodes, rate = self._lookup(view)
-        ready = view.drafting and view.draft_ready_at <= view.now and estimates.step.count
-        return await_chain(view, depth) if ready and just_in_time > rate else VerifyNodes(nodes)
+        nodes, rate = self._lookup(request)
+        ready = request.speculation.drafting and request.speculation.ready_at <= now and estimates.step.count
+        return await_chain(request, depth, now) if ready and just_in_time > rate else VerifyNodes(nodes)
 
-    def _depth(self, view: RequestView) -> int:
+    def _depth(self, request: Request) -> int:
         """K of this request."""
-        return view.draft_tokens or self._options.draft_tokens
+        return request.task.draft_tokens or self._options.draft_tokens
 
-    def _lookup(self, view: RequestView) -> tuple[list[Node], float]:
+    def _lookup(self, request: Request) -> tuple[list[Node], float]:
         """The guesses by prompt lookup that are worth verifying, and their rate. No guess is plain decoding."""
-        chain = view.lookup(view.tree.root) if self._options.lookup == "on" else []
-        best = best_count(view.tree.path_probabilities(chain), view.estimates.target, view.estimates.hop.get(0.0))
-        return chain[: best.nodes], best.rate
+        chain = request.guesses_behind(request.tree.root) if self._options.lookup == "on" else []
+        estimates = request.estimates
+        nodes, rate = best_count(request.tree.path_probabilities(chain), estimates.target, estimates.hop.get(0.0))
+        return chain[:nodes], rate
 
 
 def geometric_fan_out(acceptance: float, exponent: float, depth: int, budget: int) -> tuple[int, ...]:

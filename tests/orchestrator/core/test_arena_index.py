@@ -95,10 +95,10 @@ class Library(RuleBasedStateMachine):
         if self.live():
             id = data.draw(st.sampled_from(self.live()))
             found = self.check(self.requests[id])
-            self.library.pin(RequestId(id), found)
-            self.lent.pop(id, None)
-            if found:
-                self.lent[id] = found.name
+            for pins, request in ((self.library.pinned, RequestId(id)), (self.lent, id)):
+                pins.pop(request, None)
+                if found:
+                    pins[request] = found.name
 
     @rule(data=st.data())
     def has_adopted(self, data):

@@ -9,7 +9,7 @@ from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLangua
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_workers
 from protocol.messages.base import Level, Role
-from protocol.messages.worker import Forest, Reroot, Start, Stop, Verify
+from protocol.messages.worker import Reroot, Start, Stop
 from protocol.speculation.token_tree import fits
 from tests.support.scripted_simulation import CONTEXT, DEVICES, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready
 
@@ -19,18 +19,6 @@ LEVELS: tuple[Level, ...] = ("tree", "chain", "plain")
 def building(level: Level, accept: float = 0.7) -> BuildWorker:
     language = ModelledLanguage(AcceptanceModel(accept=accept), seed=1, prompt_tokens=3)
     return modelled_workers(language, DEVICES, CONTEXT, level)
-
-
-def verified(simulation: ScriptedSimulation) -> list[Verify]:
-    """All trees, in the order in which they were sent."""
-    messages = [command.message for command in simulation.commands if isinstance(command, SendMessage)]
-    return [
-        tree
-        for message in messages
-        for tree in (
-            (message,) if isinstance(message, Verify) else message.trees if isinstance(message, Forest) else ()
-        )
-    ]
 
 
 def assert_exact(simulation: ScriptedSimulation) -> None:
@@ -49,18 +37,19 @@ def test_every_tree_fits_the_target(level: Level, strategy: str, accept: float, 
         simulation.submit(request, 40, temperature=request % 2)
     assert_exact(simulation)
 
-    assert all(fits(verify.parents, level) for verify in verified(simulation))
+    assert all(fits(verify.parents, level) for verify in simulation.trees())
 
 
 @pytest.mark.parametrize("fallback", ["neural", "fast", "adaptive"])
 @pytest.mark.parametrize("strategy", ["sd", "ssd", "adaptive"])
-def test_a_chain_saves_rounds_too(strategy: str, fallback: str):
-    simulation = ready(strategy, building("chain"), fallback=fallback)
+@pytest.mark.parametrize(("level", "least"), [("tree", 1.4), ("chain", 1.2)])
+def test_guesses_save_rounds(strategy: str, fallback: str, level: Level, least: float):
+    simulation = ready(strategy, building(level), fallback=fallback)
     simulation.submit(1, 60)
     assert_exact(simulation)
 
-    assert simulation.statistics().tokens_per_round > 1.2
-    assert all(fits(verify.parents, "chain") for verify in verified(simulation))
+    assert simulation.statistics().tokens_per_round > least
+    assert all(fits(verify.parents, level) for verify in simulation.trees())
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 4, 9])
@@ -72,7 +61,7 @@ def test_text_that_repeats_is_guessed_along_one_path(draft_tokens: int):
         simulation.submit(1, 60, prompt=tuple(LANGUAGE.token(1, position) for position in range(60)))
         assert_exact(simulation)
 
-        assert all(fits(verify.parents, "chain") for verify in verified(simulation))
+        assert all(fits(verify.parents, "chain") for verify in simulation.trees())
 
 
 @pytest.mark.thorough
@@ -97,7 +86,7 @@ def test_without_guesses_every_strategy_is_plain_decoding(strategy: str):
         assert_exact(simulation)
 
     assert plain.now == alone.now
-    assert [verify.plain_next for verify in verified(plain)] == [True] * 39 + [False]
+    assert [verify.plain_next for verify in plain.trees()] == [True] * 39 + [False]
     assert not [command for command in plain.commands if isinstance(command, SendMessage) and command.role == "draft"]
     figures = plain.statistics()
     assert (figures.rounds, figures.hit_rate, figures.acceptance_rate, figures.draft_busy) == (40, None, None, 0.0)
@@ -141,9 +130,9 @@ def test_a_target_of_another_level_continues_every_request(strategy: str, drafts
         if widths:
             simulation.kill("target")
             simulation.start("target")
-        before = len(verified(simulation))
+        before = len(simulation.trees())
         simulation.run_events(80)
-        trees = verified(simulation)[before:]
+        trees = simulation.trees()[before:]
         assert all(fits(verify.parents, level) for verify in trees)
         widths.append(max(len(verify.tokens) for verify in trees) > 1)
     assert_exact(simulation)

@@ -3,8 +3,8 @@
 import pytest
 
 from orchestrator.core.commands import Emit
+from orchestrator.core.expected_rate import best_count, best_counts
 from orchestrator.core.options import Options
-from orchestrator.core.policy.expected_rate import best_count, best_counts
 from orchestrator.core.policy.strategies import STRATEGIES, Autoregressive
 from orchestrator.core.scheduler import Scheduler
 from orchestrator.lab.simulate.devices import Wire
@@ -37,14 +37,6 @@ def test_requests_share_rounds_and_get_the_tokens_of_each_alone(strategy):
 
     assert tokens_are_exact(simulation)
     assert any(len(sharing) > 1 for sharing in rounds(simulation))
-
-
-def test_plain_rounds_serve_every_request_that_is_ready():
-    simulation = ready("ar")
-    submit(simulation, 10, 10, 10)
-    simulation.run()
-
-    assert rounds(simulation) == [[1, 2, 3]] * 10
 
 
 def test_one_that_ends_or_is_cancelled_leaves_the_others_alone():
@@ -147,5 +139,5 @@ def test_the_most_probable_nodes_of_all_trees_are_verified_together():
 
     assert share.nodes == [2, 0, 0]
     assert share.rate == pytest.approx((3 + 0.9 + 0.8) / (1.0 + 0.2 * 5 + 0.1))
-    alone = best_count(paths[0], lambda width: 1.0 + 0.2 * width, 0.1)
-    assert best_counts(paths[:1], lambda width: 1.0 + 0.2 * width, 0.1).nodes == [alone.nodes]
+    alone, _ = best_count(paths[0], lambda width: 1.0 + 0.2 * width, 0.1)
+    assert best_counts(paths[:1], lambda width: 1.0 + 0.2 * width, 0.1).nodes == [alone]

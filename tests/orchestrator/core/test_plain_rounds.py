@@ -29,19 +29,16 @@ from tests.support.scripted_simulation import (
 )
 
 
-def _asked(simulation: ScriptedSimulation) -> list[Verify]:
-    """All trees, in the order of the rounds."""
-    messages = [message for message in simulation.sent(object) if isinstance(message, Verify | Forest)]
-    return [tree for message in messages for tree in (message.trees if isinstance(message, Forest) else (message,))]
-
-
 def test_requests_that_share_plain_rounds_go_on_to_the_token_before_the_last():
     simulation = ready("ar")
     for number in (1, 2, 3):
         simulation.submit(number, 10, prompt=(7,))
     simulation.run()
 
-    assert [tree.plain_next for tree in _asked(simulation)] == [True] * 27 + [False] * 3
+    trees = simulation.trees()
+    assert [tree.request for tree in trees] == [1, 2, 3] * 10
+    assert [tree.plain_next for tree in trees] == [True] * 27 + [False] * 3
+    assert len(simulation.sent(Forest)) == 10
 
 
 def test_a_target_that_has_a_prompt_to_read_begins_no_round_of_the_others():
@@ -51,9 +48,9 @@ def test_a_target_that_has_a_prompt_to_read_begins_no_round_of_the_others():
     simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 5)
     simulation.submit(2, 4, prompt=tuple(range(2, 202)))
     simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 6)
-    before = len(_asked(simulation))
+    before = len(simulation.trees())
     simulation.run_while(lambda: not simulation.clients[TWO].tokens)
-    alone = [tree for tree in _asked(simulation)[before:] if tree.request == ONE]
+    alone = [tree for tree in simulation.trees()[before:] if tree.request == ONE]
 
     assert alone
     assert not any(tree.plain_next for tree in alone[:-1])
@@ -76,7 +73,7 @@ def test_adaptive_goes_on_after_plain_rounds_and_its_tokens_are_the_targets_own(
     simulation = _useless(placement=placement)
     simulation.submit(1, 300)
     simulation.run()
-    trees = _asked(simulation)
+    trees = simulation.trees()
 
     assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference
     assert sum(tree.plain_next for tree in trees) > len(trees) // 2
@@ -92,9 +89,9 @@ def test_rejection_sampling_with_a_draft_never_goes_on(strategy: str):
     request = Task((7,), sampling, 60)
     simulation.clients[ONE] = SimulatedClient(request, [])
     simulation.step(Submitted(ONE, request))
-    simulation.run_while(lambda: len(_asked(simulation)) < 50)
+    simulation.run_while(lambda: len(simulation.trees()) < 50)
 
-    assert any(tree.plain_next for tree in _asked(simulation)) == (strategy == "ar")
+    assert any(tree.plain_next for tree in simulation.trees()) == (strategy == "ar")
 
 
 class LateTarget(ModelledTarget):
@@ -119,7 +116,7 @@ def test_a_tree_that_came_too_late_counts_as_not_verified():
     simulation.run()
     figures = simulation.statistics()
 
-    assert any(len(tree.tokens) > 1 for tree in _asked(simulation))
+    assert any(len(tree.tokens) > 1 for tree in simulation.trees())
     assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference
     assert (figures.rounds, figures.acceptance_rate) == (40, None)
 

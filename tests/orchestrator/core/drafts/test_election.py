@@ -11,9 +11,9 @@ from hypothesis import given, settings
 
 from orchestrator.core.commands import Command, Dismiss, SendMessage, TrialDecided
 from orchestrator.core.drafts.election import MAX_DRAFTS, Election, Trial
+from orchestrator.core.estimates import TurnTaking
 from orchestrator.core.events import WorkerDown
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import TurnTaking
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire
 from orchestrator.lab.simulate.simulation import Simulation

@@ -100,7 +100,7 @@ def test_a_draft_that_is_back_is_told_what_the_last_one_left_and_counted_if_it_c
 
     assert first.adopt is None
     assert second.adopt == KvReference(A, 59)
-    assert machine.drafts.warnings == 1
+    assert machine.kv_warnings == 1
 
 
 def test_the_end_of_a_request_gives_its_arena_to_others():
@@ -124,16 +124,11 @@ def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():
 # A draft that is its target's first layers -------------------------------------------------------
 
 
-ARENA, OTHER = "lp-" + "a" * 20, "lp-" + "b" * 20
 PACE = DevicePace(steps=((1, 0.01),), prefill_rate=1000.0)
 PROMPT = tuple(range(600))
 FORM = KvForm(layers=8, kv_heads=2, head_size=16, element=1)
 TARGET = replace(modelled_hello("target", 4096, PACE), kv=FORM, model_fingerprint="weights")
 DRAFT = replace(modelled_hello("draft", 4096, PACE), kv=replace(FORM, layers=2), model_fingerprint="weights")
-
-
-def saved(tokens: int) -> KvOffer:
-    return KvOffer(ONE, ARENA, tokens, size=1000, seconds=0.0)
 
 
 class Driven:
@@ -163,8 +158,7 @@ class Driven:
     @property
     def starts(self) -> list[Start]:
         """What the draft was told by the last event."""
-        sent = [each for each in self.commands if isinstance(each, SendMessage) and each.role == "draft"]
-        return [each.message for each in sent if isinstance(each.message, Start)]
+        return starts(self.commands)
 
 
 def test_the_draft_waits_for_the_kv_of_the_prompt_and_adopts_it():
@@ -172,11 +166,11 @@ def test_the_draft_waits_for_the_kv_of_the_prompt_and_adopts_it():
     assert driven.starts == []
     driven.prefilled()
     assert driven.starts == []
-    driven.take(Arrived("target", 1, saved(256)))
+    driven.take(Arrived("target", 1, offer(ONE, A, 256)))
     assert driven.starts == []
-    driven.take(Arrived("target", 1, saved(512)))
+    driven.take(Arrived("target", 1, offer(ONE, A, 512)))
 
-    assert [start.adopt for start in driven.starts] == [KvReference(ARENA, 512)]
+    assert [start.adopt for start in driven.starts] == [KvReference(A, 512)]
 
 
 def test_a_target_that_saves_nothing_is_not_waited_for_for_ever():
@@ -214,27 +208,27 @@ def test_a_short_prompt_is_read_at_once():
 def test_a_draft_that_comes_back_adopts_what_the_target_has_saved_meanwhile():
     driven = Driven()
     driven.prefilled()
-    driven.take(Arrived("target", 1, saved(599)))
+    driven.take(Arrived("target", 1, offer(ONE, A, 599)))
     driven.take(WorkerDown("draft", 2))
     driven.take(WorkerUp(3, DRAFT))
 
-    assert [start.adopt for start in driven.starts] == [KvReference(ARENA, 599)]
+    assert [start.adopt for start in driven.starts] == [KvReference(A, 599)]
 
 
 def test_kv_that_two_lives_did_not_survive_adopting_is_not_offered_again():
     arenas = DraftArenas()
-    reference = KvReference(ARENA, 40)
+    reference = KvReference(A, 40)
     for _ in range(2):
         assert arenas.share(ONE, reference) == reference
         arenas.draft_down()
 
     assert arenas.share(ONE, reference) is None
-    assert arenas.share(ONE, KvReference(OTHER, 40)) == KvReference(OTHER, 40)
+    assert arenas.share(ONE, KvReference(B, 40)) == KvReference(B, 40)
 
 
 def test_kv_that_was_adopted_once_may_be_adopted_by_any_number_of_lives():
     arenas = DraftArenas()
-    reference = KvReference(ARENA, 40)
+    reference = KvReference(A, 40)
     for _ in range(4):
         assert arenas.share(ONE, reference) == reference
         arenas.note_adoption(Prefilled(ONE, 0, 0, 0.0, 40))

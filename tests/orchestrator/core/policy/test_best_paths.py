@@ -3,19 +3,20 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.estimates import Estimates
+from orchestrator.core.expected_rate import best_count, best_counts
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive, PathCandidates
-from orchestrator.core.policy.decision import RequestView, VerifyNodes
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.expected_rate import best_count, best_counts
+from orchestrator.core.policy.decision import VerifyNodes
 from protocol.messages.base import NodeId
 from protocol.speculation.token_tree import Node, TokenTree, fits, flatten
-from tests.support.request_views import guesses_behind, request_view
+from tests.support.request_views import guesses_behind, seen_request
 
 ROOT, POSITION = NodeId(1), 5
 PROBABILITIES = st.floats(0.01, 0.99)
@@ -35,7 +36,7 @@ def tree(grown: Sequence[tuple[int, int, float]]) -> TokenTree:
     return made
 
 
-def view(made: TokenTree, costs: Sequence[float], lookup: Sequence[tuple[int, float]] = ()) -> RequestView:
+def view(made: TokenTree, costs: Sequence[float], lookup: Sequence[tuple[int, float]] = ()) -> Any:
     """Of a request whose draft owes no growth. Prompt lookup guesses below the root alone."""
     estimates = Estimates()
     estimates.beside_draft.expect([(width, seconds) for width, seconds in enumerate(costs, start=1)])
@@ -43,11 +44,11 @@ def view(made: TokenTree, costs: Sequence[float], lookup: Sequence[tuple[int, fl
     def guesses(leaf: Node) -> list[Node]:
         return guesses_behind(leaf, lookup) if leaf is made.root else []
 
-    return request_view(made, estimates, lookup=guesses, level="chain")
+    return seen_request(made, estimates, guesses_behind=guesses, level="chain")
 
 
-def decided(options: Options, *views: RequestView) -> list[list[Node]]:
-    decisions = Adaptive(options).decide(views)
+def decided(options: Options, *views: Any) -> list[list[Node]]:
+    decisions = Adaptive(options).decide(views, 0.0)
     assert all(isinstance(decision, VerifyNodes) for decision in decisions)
     return [decision.nodes for decision in decisions if isinstance(decision, VerifyNodes)]
 
@@ -76,18 +77,14 @@ def test_no_path_has_a_higher_expected_rate(grown, costs, lookup, limit):
 
     (chosen,) = decided(Options(max_verify=limit), shown)
 
-    guessed = shown.lookup(made.root)[:limit]
+    guessed = shown.guesses_behind(made.root)[:limit]
     others = [*paths(made, limit), *(guessed[:length] for length in range(len(guessed) + 1))]
     rates = [(1.0 + gain(path)) / costs[len(path)] for path in others]
     assert fits(flatten(made.root, chosen)[1], "chain")
     assert (1.0 + gain(chosen)) / costs[len(chosen)] == pytest.approx(max(rates))
 
 
-@given(
-    trees=st.lists(GROWN, min_size=2, max_size=3),
-    token=st.floats(0.0, 0.03),
-    limit=st.integers(1, 4),
-)
+@given(trees=st.lists(GROWN, min_size=2, max_size=3), token=st.floats(0.0, 0.03), limit=st.integers(1, 4))
 def test_no_choice_of_paths_for_all_requests_has_a_higher_expected_rate(trees, token, limit):
     """Where each token of a forward costs the same."""
     made = [tree(grown[:6]) for grown in trees]
@@ -118,7 +115,7 @@ def test_joint_counts_are_the_best_whether_gains_fall_or_rise(gains, token, over
 
     assert found.rate == pytest.approx(max(map(rate, itertools.product(*(range(len(own) + 1) for own in gains)))))
     assert rate(found.nodes) == pytest.approx(found.rate)
-    assert len(gains) > 1 or best_count(gains[0], cost, overhead).rate == pytest.approx(found.rate)
+    assert len(gains) > 1 or best_count(gains[0], cost, overhead)[1] == pytest.approx(found.rate)
 
 
 @given(grown=GROWN, acceptance=PROBABILITIES, limit=st.integers(1, 7), width=st.integers(1, 16))
@@ -144,7 +141,7 @@ def test_prompt_lookup_continues_the_drafts_path():
     made = TokenTree(ROOT, 3, POSITION)
     end = made.add(made.add(made.root, 1, 0.9), 1, 0.9)
     shown = view(made, [0.02 + 0.001 * width for width in range(1, 20)])
-    shown.lookup = lambda leaf: guesses_behind(leaf, [(7, 0.9)] if leaf is end else [])
+    shown.guesses_behind = lambda leaf: guesses_behind(leaf, [(7, 0.9)] if leaf is end else [])
 
     (chosen,) = decided(Options(), shown)
 

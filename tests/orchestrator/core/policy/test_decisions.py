@@ -1,21 +1,22 @@
 """Laws of single decisions: how long the target waits, which nodes the draft grows, and how long chains are."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator.core.estimates import Estimates
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import RequestView, VerifyNodes, WaitUntil
-from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.decision import VerifyNodes, WaitUntil
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst, Chain, Distribution, FanOut
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import node_id
-from tests.support.request_views import guesses_behind, request_view
+from tests.support.request_views import guesses_behind, seen_request
 
 ROOT, POSITION, VOCABULARY = NodeId(1), 5, 100
 LONGEST_PAUSE = 0.25
@@ -26,9 +27,9 @@ def growth(token: int, seconds: float) -> Grow:
     return Grow(RequestId(1), 0, (ROOT,), (token,), (0.9,), 1, seconds)
 
 
-def view(speculation: Speculation, now: float) -> RequestView:
-    fields = {"now": now, "grown_at": speculation.grown_at, "drafting": speculation.drafting}
-    return request_view(speculation.tree, speculation.estimates, **fields)
+def view(speculation: Speculation) -> Any:
+    fields = {"grown_at": speculation.grown_at, "drafting": speculation.drafting}
+    return seen_request(speculation.tree, speculation.estimates, **fields)
 
 
 def merge(speculation: Speculation, growth: Grow, now: float) -> None:
@@ -46,7 +47,7 @@ def pause(strategy: str, claimed: float, every: float, known: float = 0.02) -> f
     decide = STRATEGIES[strategy](Options(strategy=strategy, fallback="neural")).decide
     for step in itertools.count():
         now = step * every
-        if isinstance(decide([view(speculation, now)])[0], VerifyNodes):
+        if isinstance(decide([view(speculation)], now)[0], VerifyNodes):
             return now
         merge(speculation, growth(step % VOCABULARY, claimed), now)
     raise AssertionError("unreachable")
@@ -113,9 +114,9 @@ def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decisio
     speculation = Speculation(ROOT, 3, 5, found, True, 0.0)
     speculation.start(0, 0.0)
     merge(speculation, Grow(RequestId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), 0.01)
-    view = request_view(speculation.tree, found, now=0.0101, ready_since=0.01, grown_at=0.01, drafting=True)
+    view = seen_request(speculation.tree, found, ready_since=0.01, grown_at=0.01, drafting=True)
 
-    assert isinstance(Adaptive(Options()).decide([view])[0], decision)
+    assert isinstance(Adaptive(Options()).decide([view], 0.0101)[0], decision)
 
 
 # The length of chains, and prompt lookup ---------------------------------------------------------
@@ -124,7 +125,7 @@ def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decisio
 CHAIN = (7, 8, 9, 10)
 
 
-def with_chain(draft_tokens: int | None = None) -> RequestView:
+def with_chain(draft_tokens: int | None = None) -> Any:
     """A request whose draft has grown four nodes, one below the other."""
     estimates = Estimates()
     estimates.target.observe(1, 0.02)
@@ -137,25 +138,25 @@ def with_chain(draft_tokens: int | None = None) -> RequestView:
     return _view(speculation, draft_tokens)
 
 
-def without_draft(guesses: list[tuple[int, float]]) -> RequestView:
+def without_draft(guesses: list[tuple[int, float]]) -> Any:
     """A request with guesses by prompt lookup alone."""
     estimates = Estimates()
     estimates.target.observe(1, 0.02)
     estimates.target.observe(8, 0.021)
     view = _view(Speculation(ROOT, 3, 5, estimates, True, 0.0), None)
-    view.lookup = lambda leaf: guesses_behind(leaf, guesses)
+    view.guesses_behind = lambda leaf: guesses_behind(leaf, guesses)
     return view
 
 
-def _view(speculation: Speculation, draft_tokens: int | None) -> RequestView:
-    fields = {"drafting": speculation.drafting, "draft_tokens": draft_tokens}
-    return request_view(speculation.tree, speculation.estimates, **fields)
+def _view(speculation: Speculation, draft_tokens: int | None) -> Any:
+    fields = {"drafting": speculation.drafting, "task": SimpleNamespace(draft_tokens=draft_tokens)}
+    return seen_request(speculation.tree, speculation.estimates, **fields)
 
 
 @pytest.mark.parametrize("strategy", ["sd", "ssd"])
 @pytest.mark.parametrize(("own", "length"), [(None, 3), (1, 1), (2, 2), (4, 4)])
 def test_a_request_with_a_k_of_its_own_gets_chains_of_that_length(strategy: str, own: int | None, length: int):
-    decision = STRATEGIES[strategy](Options(strategy=strategy, draft_tokens=3)).decide([with_chain(own)])[0]
+    decision = STRATEGIES[strategy](Options(strategy=strategy, draft_tokens=3)).decide([with_chain(own)], 0.0)[0]
 
     assert isinstance(decision, VerifyNodes)
     assert [node.token for node in decision.nodes] == list(CHAIN[:length])
@@ -176,7 +177,7 @@ def test_the_draft_is_asked_for_chains_of_the_requests_own_k(own: int | None, le
 def test_prompt_lookup_guesses_only_where_it_is_on(strategy: Any, fallback: Any):
     def verified(lookup: Any) -> list[int]:
         options = Options(strategy=strategy, fallback=fallback, lookup=lookup)
-        decision = STRATEGIES[strategy](options).decide([without_draft([(7, 0.99), (8, 0.99)])])[0]
+        decision = STRATEGIES[strategy](options).decide([without_draft([(7, 0.99), (8, 0.99)])], 0.0)[0]
         assert isinstance(decision, VerifyNodes)
         return [node.token for node in decision.nodes]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.policy.estimates import HitModel
+from orchestrator.core.estimates import HitModel
 from orchestrator.core.policy.strategies import geometric_fan_out
 from orchestrator.runtime.restarts import RestartPolicy
 from protocol.speculation.token_tree import Calibration

@@ -6,8 +6,8 @@ from statistics import mean
 import pytest
 from msgspec.structs import replace
 
+from orchestrator.core.estimates import Freshness
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import Freshness
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget

@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 import pytest
 from msgspec import structs
 
-from orchestrator.core.commands import Emit, SendMessage
+from orchestrator.core.commands import SendMessage
 from orchestrator.core.drafts.election import Election
+from orchestrator.core.estimates import MeasuredRound, TurnTaking, WidthCost
 from orchestrator.core.options import Options
 from orchestrator.core.phases import COMPARING
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import Decision, RequestView, VerifyNodes, WaitUntil
-from orchestrator.core.policy.estimates import MeasuredRound, TurnTaking, Usefulness, WidthCost
+from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.request import Request
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import Work
 from orchestrator.lab.simulate.workers import ModelledDraft, modelled_pipeline
-from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.messages.client import Statistics
 from protocol.messages.plans import BestFirst
-from protocol.messages.worker import Extend, Grow, Reroot, Start, Stop, ToWorker
+from protocol.messages.worker import Extend, Grow, Reroot, Start, ToWorker
 from protocol.worker.pacing import DevicePace
 
 STEP = 0.006
@@ -369,7 +369,7 @@ def test_growth_that_arrives_after_the_stop_changes_nothing():
     while machine.requests[sequence].round < 20:
         simulation.advance()
     for _ in range(32):
-        machine.requests[sequence].estimates.usefulness.observe(guessed=False)
+        machine.requests[sequence].estimates.gate.observe(guessed=False)
     while machine.requests[sequence].speculation.drafting:
         simulation.advance()
     late = Grow(sequence, machine.requests[sequence].round, (), (), (), evaluated=1, seconds=0.0)
@@ -391,13 +391,14 @@ def fixed(steps: int, nodes: int) -> type[Adaptive]:
     """Always so many growth steps, then the best so many nodes."""
 
     class Fixed(Adaptive):
-        def decide(self, views: Sequence[RequestView]) -> list[Decision]:
-            (view,) = views
-            ready = view.drafting and view.draft_ready_at <= view.now < view.ready_since + 0.2
-            if ready and view.steps < steps:
-                return [WaitUntil(view.now + 0.2, view.steps + 1 if view.resting else None)]
-            deepest = view.tree.root.depth + view.room
-            return [VerifyNodes([node for node in islice(view.tree.best(), nodes) if node.depth <= deepest])]
+        def decide(self, requests: Sequence[Request], now: float) -> list[Decision]:
+            (request,) = requests
+            draft = request.speculation
+            ready = draft.drafting and draft.ready_at <= now < request.ready_since + 0.2
+            if ready and draft.steps < steps:
+                return [WaitUntil(now + 0.2, draft.steps + 1 if draft.resting else None)]
+            deepest = request.tree.root.depth + request.room
+            return [VerifyNodes([node for node in islice(request.tree.best(), nodes) if node.depth <= deepest])]
 
     return Fixed
 
@@ -429,76 +430,6 @@ def test_the_rule_reaches_the_best_fixed_plan(accept: float, monkeypatch: pytest
 
 def test_a_draft_that_is_never_right_costs_next_to_nothing():
     assert rate(0.0) >= 0.98 * rate(0.0, "ar")
-
-
-# A draft that never guesses right ----------------------------------------------------------------
-
-
-DEVICES = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
-
-
-def draft_told(accept: float, strategy: str = "adaptive", tokens: int = 400) -> list[tuple[type, int]]:
-    """When the draft is told to start and to stop, by the tokens served until then."""
-    language = ModelledLanguage(AcceptanceModel(accept=accept), 1)
-    simulation = modelled_pipeline(Options(strategy=strategy), language, DEVICES, kept=None)
-    client = simulation.clients[simulation.submit(1, tokens)]
-    simulation.run()
-    assert client.tokens == client.reference
-    told, served = [], 0
-    for command in (command for _, _, commands in simulation.history for command in commands):
-        match command:
-            case Emit(_, emitted):
-                served += len(emitted)
-            case SendMessage("draft", Start() | Stop() as message):
-                told.append((type(message), served))
-    return told
-
-
-@pytest.mark.parametrize(("strategy", "longest"), [("sd", 64), ("ssd", 64), ("adaptive", 400)])
-def test_a_draft_that_is_never_right_rests_and_is_tried_again(strategy: str, longest: int):
-    told = draft_told(0.0, strategy, tokens=600)
-
-    assert [kind for kind, _ in told[:3]] == [Start, Stop, Start]
-    stopped, again = told[1][1], told[2][1]
-    assert 31 <= stopped <= 64
-    assert 31 <= again - stopped <= longest
-
-
-@pytest.mark.thorough
-def test_a_draft_that_is_sometimes_right_never_rests():
-    told = draft_told(0.3)
-
-    # The Stop is the request's end.
-    assert [kind for kind, _ in told] == [Start, Stop]
-    assert told[1][1] == 400
-
-
-def test_rests_grow_up_to_a_limit_and_are_short_again_after_one_right_guess():
-    usefulness, rests = Usefulness(), []
-
-    def barren_until_rest():
-        while not usefulness.paused:
-            usefulness.observe(False)
-        rounds = 0
-        while usefulness.paused:
-            usefulness.observe(None)
-            rounds += 1
-        rests.append(rounds)
-
-    for _ in range(5):
-        barren_until_rest()
-    usefulness.observe(True)
-    barren_until_rest()
-
-    assert rests == [32, 64, 128, 256, 256, 32]
-
-
-def test_rounds_without_any_guess_say_nothing():
-    usefulness = Usefulness()
-    for _ in range(1000):
-        usefulness.observe(None)
-
-    assert not usefulness.paused
 
 
 @pytest.mark.parametrize(("step", "deeper", "tried"), [(0.018, 1.0, False), (0.009, 0.5, False), (0.009, 1.0, True)])

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.core.drafts.history import costs_behind
+from orchestrator.core.estimates import WidthCost
 from orchestrator.core.events import Task, WorkerUp
+from orchestrator.core.expected_rate import best_count
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import WidthCost
-from orchestrator.core.policy.expected_rate import best_count
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, Language, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY
@@ -86,7 +86,7 @@ def test_a_width_that_costs_less_than_a_narrower_one_is_found():
 @pytest.mark.parametrize(("paths", "nodes"), [([0.5] * 4 + [0.1] * 12, 4), ([0.7] * 9 + [0.3] * 7, 9)])
 def test_the_rule_stops_at_the_corners(paths: list[float], nodes: int):
     """The root and 4 or 9 nodes: one more node costs another pass over the weights."""
-    assert best_count(paths, measured(), 0.001).nodes == nodes
+    assert best_count(paths, measured(), 0.001)[0] == nodes
 
 
 def test_an_unmeasured_width_costs_what_the_next_wider_one_does():

@@ -66,7 +66,7 @@ def test_a_machine_that_never_repeats_a_message_is_detected(monkeypatch):
 
 
 def test_an_endless_wait_is_detected(monkeypatch):
-    assert breaks(monkeypatch, Adaptive, "decide", lambda self, views: [WaitUntil(view.now + 1e4) for view in views])
+    assert breaks(monkeypatch, Adaptive, "decide", lambda self, requests, now: [WaitUntil(now + 1e4)] * len(requests))
 
 
 def test_a_message_to_a_dead_draft_is_detected(monkeypatch):

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from orchestrator.core.commands import Emit, SendMessage
+from orchestrator.core.estimates import DraftGate
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import Usefulness
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY, Scenario, simulated
@@ -130,7 +130,7 @@ PLAIN = 0.016
 class Decoding:
     """Rounds of a lone request. A draft that rests gives plain rounds."""
 
-    usefulness: Usefulness
+    gate: DraftGate
     rounds: int = 0
     worked: int = 0
     tokens: float = 0.0
@@ -140,13 +140,13 @@ class Decoding:
         """`reads`: whether a draft that began so many rounds ago still reads the prompt."""
         since = 0
         for _ in range(rounds):
-            rests = self.usefulness.paused or self.usefulness.measuring
-            since = 0 if self.usefulness.paused else since + 1
+            rests = self.gate.paused or self.gate.measuring
+            since = 0 if self.gate.paused else since + 1
             reading = not rests and reads(since)
             given = 1.0 if rests or reading else tokens
             seconds = PLAIN * (1.0 if rests else slow_down)
-            self.usefulness.observe_gain(given, seconds, reading, 1.0 / (PLAIN * slow_down))
-            self.usefulness.observe(None)
+            self.gate.observe_gain(given, seconds, reading, 1.0 / (PLAIN * slow_down))
+            self.gate.observe(None)
             self.rounds, self.worked = self.rounds + 1, self.worked + (not rests)
             self.tokens, self.seconds = self.tokens + given, self.seconds + seconds
 
@@ -157,7 +157,7 @@ class Decoding:
 
 
 def decoded(rounds: int, tokens: float, slow_down: float, reads: Callable[[int], bool] = lambda _: False) -> Decoding:
-    decoding = Decoding(Usefulness())
+    decoding = Decoding(DraftGate())
     decoding.decode(rounds, tokens, slow_down, reads)
     return decoding
 
@@ -185,10 +185,10 @@ def test_tries_of_a_draft_that_does_not_pay_cost_less_than_a_hundredth(tokens: f
 
 
 def test_answers_that_end_before_their_prompts_are_read_go_on_without_the_draft():
-    decoding = Decoding(Usefulness())
+    decoding = Decoding(DraftGate())
     for _ in range(500):
         decoding.decode(16, 2.0, 1.1, lambda since: since < 40)
-        decoding.usefulness.request_ended()
+        decoding.gate.request_ended()
 
     assert decoding.gain > 0.985
 
@@ -196,7 +196,7 @@ def test_answers_that_end_before_their_prompts_are_read_go_on_without_the_draft(
 def test_a_draft_that_pays_works_again_after_a_text_in_which_it_did_not():
     decoding = decoded(1000, 1.4, 1.1)
     decoding.decode(2000, 1.0, 1.1)
-    assert decoding.usefulness.paused or decoding.worked < 1500
+    assert decoding.gate.paused or decoding.worked < 1500
     before = decoding.worked
     decoding.decode(2000, 1.4, 1.1)
 
@@ -204,9 +204,71 @@ def test_a_draft_that_pays_works_again_after_a_text_in_which_it_did_not():
 
 
 def test_a_stall_is_no_reason_to_rest():
-    usefulness = Usefulness()
+    gate = DraftGate()
     for number in range(400):
-        usefulness.observe_gain(1.5, 30.0 if number == 200 else PLAIN, False, 1.0 / PLAIN)
+        gate.observe_gain(1.5, 30.0 if number == 200 else PLAIN, False, 1.0 / PLAIN)
 
-    assert not usefulness.paused
-    assert not usefulness.measuring
+    assert not gate.paused
+    assert not gate.measuring
+
+
+# A draft that never guesses right ----------------------------------------------------------------
+
+
+def draft_told(accept: float, strategy: str = "adaptive", tokens: int = 400) -> list[tuple[type, int]]:
+    language = ModelledLanguage(AcceptanceModel(accept=accept), 1)
+    devices = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
+    simulation = modelled_pipeline(Options(strategy=strategy), language, devices, kept=None)
+    client = simulation.clients[simulation.submit(1, tokens)]
+    simulation.run()
+    assert client.tokens == client.reference
+    return served(simulation)
+
+
+@pytest.mark.parametrize(("strategy", "longest"), [("sd", 64), ("ssd", 64), ("adaptive", 400)])
+def test_a_draft_that_is_never_right_rests_and_is_tried_again(strategy: str, longest: int):
+    told = draft_told(0.0, strategy, tokens=600)
+
+    assert [kind for kind, _ in told[:3]] == [Start, Stop, Start]
+    stopped, again = told[1][1], told[2][1]
+    assert 31 <= stopped <= 64
+    assert 31 <= again - stopped <= longest
+
+
+@pytest.mark.thorough
+def test_a_draft_that_is_sometimes_right_never_rests():
+    told = draft_told(0.3)
+
+    # The Stop is the request's end.
+    assert [kind for kind, _ in told] == [Start, Stop]
+    assert told[1][1] == 400
+
+
+def test_rests_grow_up_to_a_limit_and_are_short_again_after_one_right_guess():
+    gate, rests = DraftGate(), []
+
+    def barren_until_rest():
+        wrong = rounds = 0
+        while not gate.paused:
+            gate.observe(False)
+            wrong += 1
+        assert wrong == 32
+        while gate.paused:
+            gate.observe(None)
+            rounds += 1
+        rests.append(rounds)
+
+    for _ in range(5):
+        barren_until_rest()
+    gate.observe(True)
+    barren_until_rest()
+
+    assert rests == [32, 64, 128, 256, 256, 32]
+
+
+def test_rounds_without_any_guess_say_nothing():
+    gate = DraftGate()
+    for _ in range(1000):
+        gate.observe(None)
+
+    assert not gate.paused

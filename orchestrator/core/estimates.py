@@ -11,21 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
+from orchestrator.core.tuning import TUNING, Terms
 from protocol.messages.worker import Hello
 from protocol.speculation.token_tree import Calibration, Node
 
-MIN_GROWTH_TIMEOUT = 0.2
-"""Seconds. The least time that a strategy waits for growth that is due: together with a forward of the target that is
-a pause of at most 250 ms."""
 _MAX_GROWTH_TIMEOUT = 2.0
 """Seconds, whatever time a draft claims for its steps."""
-_TIMEOUT_STEPS = 8
-_MIN_MEASURED_PREFILL = 64
-"""Tokens. A shorter prefill is too fast to measure the draft's speed."""
-_FADING = 0.97
-"""Share of the slowest step's time that the next step leaves."""
 
 
 @dataclass(slots=True)
@@ -47,8 +40,6 @@ class Mean:
 
 MeasuredCost = tuple[int, float]
 """Width and seconds of a forward."""
-_NARROW_FEW, _NARROW_SOON, _NARROW_LATER = 4, 8, 64
-"""Forwards over one token that tell what they cost; wider ones after which another is due until then, and later."""
 _LEAST_SECONDS = 1e-6
 """A worker may claim that a forward took no time, and rates divide by it."""
 _MAX_RATIO = 100.0
@@ -70,19 +61,6 @@ class WidthCost:
     * r(w) is the running mean of observed cost relative to that line at this width, shrunk to 1 while it has few
       observations.
     """
-
-    PRIOR_SLOPE = 0.03
-    """Cost of one more token relative to a forward of one, while nothing is measured."""
-    _ASSUMED_WEIGHT = 0.5 * PRIOR_SLOPE**2
-    """Weight of the pure scale beside observations without a measured prior: half an observation one token apart. On a
-    processor a second token may cost half of a forward, and forwards over one token, which tell it, are rare."""
-    _MEASURED_WEIGHT = 2.0
-    """The same with a measured prior: about a dozen observations that differ by half of a forward of one token."""
-    _DECAY = 0.995
-    _OUTLIER = 3.0
-    _SHRINKAGE = 8
-    """Observations of a width that count as much as the prior's shape."""
-    _MEMORY = 64
 
     def __init__(self, measured: Sequence[MeasuredCost] = ()) -> None:
         """`measured`: by rising width; none if the worker measured nothing."""
@@ -118,7 +96,7 @@ class WidthCost:
     def narrow_due(self) -> bool:
         """Forwards over one token have become so rare that the line no longer tells what they cost."""
         known = self._ratios[1].count if 1 in self._ratios else 0
-        return self._since_narrow >= (_NARROW_SOON if known < _NARROW_FEW else _NARROW_LATER)
+        return self._since_narrow >= (TUNING.narrow_soon if known < TUNING.narrow_few else TUNING.narrow_later)
 
     def expect(self, measured: Sequence[MeasuredCost]) -> None:
         """A worker with these measurements has come up: they replace all that was observed of its predecessor.
@@ -138,8 +116,8 @@ class WidthCost:
         """A forward of `width` tokens took `seconds`; an outlier counts as three times the estimate."""
         seconds = max(_LEAST_SECONDS, seconds)
         if self._measured or self._weight > 3.0:
-            seconds = min(seconds, self._OUTLIER * self(width))
-        decay, prior = self._DECAY, self._prior_of(width)
+            seconds = min(seconds, TUNING.cost_outlier * self(width))
+        decay, prior = TUNING.cost_decay, self._prior_of(width)
         self._weight = decay * self._weight + 1.0
         self._prior = decay * self._prior + prior
         self._seconds = decay * self._seconds + seconds
@@ -148,7 +126,7 @@ class WidthCost:
         self._since_narrow = 0 if width == 1 else self._since_narrow + 1
         self._fit()
         line = self._line(width)
-        self._ratios.setdefault(width, Mean(window=self._MEMORY)).observe(seconds / line if line > 0.0 else 1.0)
+        self._ratios.setdefault(width, Mean(window=TUNING.cost_window)).observe(seconds / line if line > 0.0 else 1.0)
         self._costs.clear()
 
     def __call__(self, width: int) -> float:
@@ -165,19 +143,19 @@ class WidthCost:
         ratio = self._ratios.get(width)
         if ratio is None:
             return line
-        count = min(ratio.count, self._MEMORY)
-        return line * max(0.5, 1.0 + count / (count + self._SHRINKAGE) * (ratio.get(1.0) - 1.0))
+        count = min(ratio.count, TUNING.cost_window)
+        return line * max(0.5, 1.0 + count / (count + TUNING.cost_shrinkage) * (ratio.get(1.0) - 1.0))
 
     def _prior_of(self, width: int) -> float:
         """p(w)."""
         if not self._measured:
-            return 1.0 + self.PRIOR_SLOPE * (width - 1)
+            return 1.0 + TUNING.prior_slope * (width - 1)
         index = bisect_left(self._widths, width)
         if index < len(self._widths):
             return self._measured[index]
         widest, highest = self._widths[-1], self._measured[-1]
         if widest == self._widths[0]:
-            return highest + self.PRIOR_SLOPE * (width - widest)
+            return highest + TUNING.prior_slope * (width - widest)
         return highest + max(0.0, highest - self._measured[0]) / (widest - self._widths[0]) * (width - widest)
 
     def _fit(self) -> None:
@@ -185,7 +163,7 @@ class WidthCost:
         mean_seconds = self._mean_seconds = self._seconds / self._weight
         spread = self._prior_squared - self._weight * mean_prior**2
         covariance = self._product - self._weight * mean_prior * mean_seconds
-        trust = self._MEASURED_WEIGHT if self._measured else self._ASSUMED_WEIGHT
+        trust = TUNING.measured_weight if self._measured else TUNING.assumed_weight * TUNING.prior_slope**2
         self._slope = max(0.0, (covariance + trust * mean_seconds / mean_prior) / (spread + trust))
 
     def _line(self, width: int) -> float:
@@ -200,8 +178,6 @@ class WidthCost:
 class HitModel:
     """The exponent r of 1 - p_hit(F) = F^-r (arXiv 2603.03251), by maximum token_logprob over decayed counts."""
 
-    _DECAY = 0.99
-    PRIOR = 0.8
     _hits: dict[int, float] = field(default_factory=dict)
     _misses: dict[int, float] = field(default_factory=dict)
 
@@ -211,7 +187,7 @@ class HitModel:
             return
         for counts in (self._hits, self._misses):
             for key in counts:
-                counts[key] *= self._DECAY
+                counts[key] *= TUNING.hits_decay
         counts = self._hits if hit else self._misses
         counts[fan] = counts.get(fan, 0.0) + 1.0
 
@@ -226,7 +202,7 @@ class HitModel:
 
     def _slope(self, exponent: float) -> float:
         """Derivative of the log token_logprob by r."""
-        prior_miss = 4.0 ** (-self.PRIOR)
+        prior_miss = 4.0 ** (-TUNING.hits_exponent)
         slope = _likelihood_slope(4, exponent, 4 * (1 - prior_miss), 4 * prior_miss)
         for fan in self._hits.keys() | self._misses.keys():
             slope += _likelihood_slope(fan, exponent, self._hits.get(fan, 0.0), self._misses.get(fan, 0.0))
@@ -237,11 +213,8 @@ class HitModel:
 class GuessRanks:
     """How often the target chooses a draft's guess behind an accepted node, by the rank of the guess."""
 
-    _PRIOR: ClassVar[tuple[float, ...]] = (0.6, 0.12, 0.06, 0.04, 0.025, 0.02, 0.015, 0.01)
-    """Of small drafts of one family, as eight observations."""
-    _WINDOW: ClassVar[int] = 128
     _means: list[Mean] = field(
-        default_factory=lambda: [Mean(GuessRanks._WINDOW, value=share, count=8) for share in GuessRanks._PRIOR]
+        default_factory=lambda: [Mean(TUNING.guesses_window, share, TUNING.ranks_weight) for share in TUNING.ranks]
     )
 
     def observe(self, guesses: int, chosen: int | None) -> None:
@@ -270,9 +243,6 @@ def _likelihood_slope(fan: int, exponent: float, hits: float, misses: float) -> 
 
 
 # Choices between two ways -------------------------------------------------------------------------
-
-_OUTLIER = 4.0
-"""A round counts as at most this many mean rounds: a stall says nothing about a way."""
 
 
 @dataclass(slots=True)
@@ -306,7 +276,7 @@ class Rate:
 
     def add(self, tokens: float, seconds: float) -> None:
         if self.rounds:
-            seconds = min(seconds, _OUTLIER * self._seconds)
+            seconds = min(seconds, TUNING.outlier_rounds * self._seconds)
         self.rounds += 1
         share = 1.0 / min(self.rounds, self.window)
         self._tokens += share * (tokens - self._tokens)
@@ -315,29 +285,6 @@ class Rate:
     @property
     def per_second(self) -> float:
         return self._tokens / max(1e-9, self._seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Of the tries of one choice. All counts are rounds."""
-
-    first_pause: int
-    longest_pause: int
-    rounds: int
-    """Of a try."""
-    in_a_row: int
-    """So many of them follow one another; then there is a pause before the next ones."""
-    window: int
-    """Of the rates. If it is longer than a try, a try goes on with what the one before has measured."""
-    gain: float
-    """The other way must be faster by this factor: rates of short tries are uncertain."""
-    settling: int = 0
-    """Rounds after a change that count for neither way."""
-    few: int = 4
-    loss: float = 0.0
-    """A try that is slower by this factor after a `few` rounds ends."""
-    most: int = 1 << 30
-    """After so many rounds, of whatever kind, a try ends."""
 
 
 class Outcome(NamedTuple):
@@ -455,12 +402,6 @@ class Tries:
         return defaultdict(lambda: Rate(self._terms.window))
 
 
-_MOST_LOST = 4.0
-"""Tokens that a round can lose: a stall says nothing about a draft."""
-_LONG_REQUEST = 256
-"""Tokens that a request must have left, so that it can gain from a try of the other place."""
-
-
 class MeasuredRound(NamedTuple):
     """One round of a single request."""
 
@@ -476,24 +417,6 @@ class MeasuredRound(NamedTuple):
     """Tokens that the request may still generate."""
     waited: float = 0.0
     """Seconds that the target waited for growth."""
-    accepted: int = 0
-    """Draft tokens."""
-    wanted: bool = True
-    """A draft may serve the request."""
-    drafting: bool = True
-    """A draft serves it and is not late."""
-    can_rest: bool = True
-    """That draft can rest while the target computes."""
-    in_turns: bool = False
-    """It rested."""
-    reading: bool = False
-    """It had not read the prompt."""
-    undisturbed: bool = True
-    """No other draft grew."""
-    fresh: bool | None = None
-    """Of a round that began with a hit: its guesses were dropped for fresh ones."""
-    began_early: bool = False
-    """The target may have begun the round before its tree came."""
 
     @property
     def overhead(self) -> float:
@@ -511,14 +434,10 @@ class TurnTaking:
     less than the tokens that came, and both modes expect alike.
     """
 
-    _TERMS = Terms(
-        first_pause=256, longest_pause=4096, rounds=24, in_a_row=24, window=24, gain=1.03, settling=2, loss=0.8
-    )
-
     def __init__(self, in_turns: bool = False, fixed: bool = False) -> None:
         """`in_turns`: what the hardware suggests. `fixed`: the user chose it, so the other mode is never tried."""
         self._fixed = fixed
-        self._tries = Tries(self._TERMS, in_turns)
+        self._tries = Tries(TUNING.turns, in_turns)
         self._saved = Mean()
         """Seconds by which forwards were shorter in the present try."""
 
@@ -541,13 +460,13 @@ class TurnTaking:
         if tries.trying and not tries.settling:
             self._saved.observe(beside_draft(round.width) - round.forward)
         # In turns, a round waits for a growth step at least. Less of a slow-down is not worth it.
-        hopeless = self.in_turns and self._saved.count >= self._TERMS.few and self._saved.get(0.0) < step
+        hopeless = self.in_turns and self._saved.count >= TUNING.turns.few and self._saved.get(0.0) < step
         tries.observe(round.tokens, round.seconds, hopeless=hopeless)
         if not tries.trying:
             self._saved = Mean()
             # In turns each step is waited for. Where a plain forward gives as much in that time, no try can pay.
             pays = self.in_turns or step < deeper * beside_draft(1)
-            if tries.due and pays and round.remaining >= _LONG_REQUEST:
+            if tries.due and pays and round.remaining >= TUNING.long_request:
                 tries.begin()
 
 
@@ -562,11 +481,8 @@ class Freshness:
     where tokens are those of a round. Both sides are measured, by single hits with pauses between them.
     """
 
-    _TERMS = Terms(first_pause=7, longest_pause=256, rounds=8, in_a_row=1, window=64, gain=1.03)
-    """Every eighth hit is a try at first."""
-
     def __init__(self) -> None:
-        self._tries = Tries(self._TERMS)
+        self._tries = Tries(TUNING.freshness)
 
     def choose(self) -> bool:
         """At a hit: whether to drop the cached guesses and wait for fresh ones."""
@@ -580,7 +496,7 @@ class Freshness:
 
 
 @dataclass(slots=True)
-class Usefulness:
+class DraftGate:
     """Pauses a draft that does not pay: its work only takes memory bandwidth from the target.
 
     Either it never guesses right, or plain decoding is faster, because its guesses come too late or are too few. Every
@@ -589,23 +505,9 @@ class Usefulness:
     what was generated meanwhile; then it is tried again. So a long prompt, whose reading costs most, is read seldom.
     """
 
-    _MAX_WRONG_ROUNDS: ClassVar[int] = 32
-    _ASSUMED: ClassVar[float] = 1.2
-    """Plain decoding is believed to be so much faster beside a resting draft, until that is measured."""
-    _DOUBTFUL: ClassVar[float] = 1.0
-    """Tokens lost, by that belief, after which the draft rests for some rounds in which plain decoding is measured."""
-    _MEASURED, _SETTLING = 16, 2
-    """Such rounds, and those before them in which a step may still end."""
-    _CERTAIN: ClassVar[tuple[float, float]] = (0.5, 40.0)
-    """Tokens lost, by measurement, after which the draft is paused, and more of them for each unit of the mean square
-    of a round's gain: where rounds vary, a loss may be chance."""
-    _CREDIT: ClassVar[float] = 8.0
-    """Tokens gained that count at most against later losses."""
-    _SPARED: ClassVar[int] = 150
-    """Rounds of pause for each token that was lost."""
     _wrong_rounds: int = 0
     """In a row."""
-    _pause: Pause = field(default_factory=lambda: Pause(Usefulness._MAX_WRONG_ROUNDS, 256))
+    _pause: Pause = field(default_factory=lambda: Pause(TUNING.wrong_rounds, TUNING.most_wrong_rounds))
     _paused_rounds: int = 0
     """Rounds until the present pause ends; 0 if the draft is not paused."""
     _plain: Rate = field(default_factory=lambda: Rate(window=32))
@@ -638,7 +540,7 @@ class Usefulness:
             self._pause.reset()
         elif guessed is not None:
             self._wrong_rounds += 1
-            if self._wrong_rounds >= self._MAX_WRONG_ROUNDS:
+            if self._wrong_rounds >= TUNING.wrong_rounds:
                 self._rest(self._pause.rounds)
                 self._pause.double()
 
@@ -652,20 +554,20 @@ class Usefulness:
             self._plain.add(tokens, seconds)
         elif self.measuring and not reads:
             self._measuring_rounds -= 1
-            if self._measuring_rounds < self._MEASURED:
+            if self._measuring_rounds < TUNING.plain_measured:
                 self._plain.add(tokens, seconds)
         elif reads:
             self._unread = self._unread[0] + tokens, self._unread[1] + seconds
         else:
-            plain = self._plain.per_second if self._known else self._ASSUMED * plain
-            gain = max(-_MOST_LOST, tokens - plain * seconds)
-            self._gained = min(self._CREDIT, self._gained + gain)
+            plain = self._plain.per_second if self._known else TUNING.assumed_gain * plain
+            gain = max(-TUNING.most_lost, tokens - plain * seconds)
+            self._gained = min(TUNING.credit, self._gained + gain)
             self._spread.observe(gain * gain)
             if self._is_lost and self._known:
                 self._gained -= self._lost_by_reading
                 self._rest_unpaid()
             elif self._is_lost:
-                self._measuring_rounds, self._gained = self._MEASURED + self._SETTLING, 0.0
+                self._measuring_rounds, self._gained = TUNING.plain_measured + TUNING.plain_settling, 0.0
 
     def request_ended(self) -> None:
         """Short answers may not be worth the reading of their prompts."""
@@ -677,20 +579,21 @@ class Usefulness:
     @property
     def _lost_by_reading(self) -> float:
         tokens, seconds = self._unread
-        return max(0.0, self._plain.per_second * seconds - tokens if self._known else (self._ASSUMED - 1.0) * tokens)
+        assumed = (TUNING.assumed_gain - 1.0) * tokens
+        return max(0.0, self._plain.per_second * seconds - tokens if self._known else assumed)
 
     @property
     def _is_lost(self) -> bool:
         """More tokens were lost than by chance, or than may be believed without a measurement."""
-        least, spread = self._CERTAIN
-        return self._gained < -(least + spread * self._spread.get(0.0) if self._known else self._DOUBTFUL)
+        certain = TUNING.certain_loss + TUNING.certain_spread * self._spread.get(0.0)
+        return self._gained < -(certain if self._known else TUNING.doubtful_loss)
 
     def _rest_unpaid(self) -> None:
-        self._rest(int(-self._SPARED * self._gained) if self._known else self._MAX_WRONG_ROUNDS)
+        self._rest(int(-TUNING.spared_rounds * self._gained) if self._known else TUNING.wrong_rounds)
 
     @property
     def _known(self) -> bool:
-        return self._plain.rounds >= self._MEASURED
+        return self._plain.rounds >= TUNING.plain_measured
 
     def _rest(self, rounds: int) -> None:
         self._paused_rounds, self._measuring_rounds, self._wrong_rounds = rounds, 0, 0
@@ -760,11 +663,11 @@ class Estimates:
     """Of the draft's claims."""
     lookup: Calibration = field(default_factory=Calibration)
     """Of the claims of prompt lookup."""
-    acceptance: Mean = field(default_factory=lambda: Mean(window=128, value=0.6, count=8))
+    acceptance: Mean = field(default_factory=lambda: Mean(TUNING.guesses_window, TUNING.acceptance, 8))
     """a: the draft's main child of an accepted node is the target's choice. Begins as eight observations of 0.6."""
     ranks: GuessRanks = field(default_factory=GuessRanks)
     hits: HitModel = field(default_factory=HitModel)
-    usefulness: Usefulness = field(default_factory=Usefulness)
+    gate: DraftGate = field(default_factory=DraftGate)
     freshness: Freshness | None = None
     """None for a draft that reads tokens alone."""
     longest: float = math.inf
@@ -784,7 +687,7 @@ class Estimates:
     @property
     def growth_timeout(self) -> float:
         """Seconds after which growth that is due is not waited for any more."""
-        return min(_MAX_GROWTH_TIMEOUT, max(MIN_GROWTH_TIMEOUT, _TIMEOUT_STEPS * self.step.get(0.0)))
+        return min(_MAX_GROWTH_TIMEOUT, max(TUNING.growth_wait, TUNING.growth_wait_steps * self.step.get(0.0)))
 
     def with_another_draft(self, turns: TurnTaking) -> "Estimates":
         """Estimates of another draft with the same target: the target's part is shared, the draft's is empty."""
@@ -800,25 +703,11 @@ class Estimates:
         """These estimates of the draft, and the target's costs of `other`: all are shared."""
         return replace(self, beside_draft=other.beside_draft, beside_resting_draft=other.beside_resting_draft)
 
-    def observe_round(self, round: MeasuredRound) -> None:
-        """A request that had the target for itself has ended a round."""
-        turns, gate = self.turns, self.usefulness
-        if round.undisturbed and round.drafting and round.can_rest and round.in_turns == turns.in_turns:
-            turns.observe(round, self.beside_draft, self.step.get(0.0), self.ranks.all)
-        beside = round.drafting and round.can_rest and not (round.in_turns or turns.in_turns)
-        if gate.measuring or (round.undisturbed and (beside or gate.paused)):
-            plain = 1.0 / (self.target(1) + self.hop.get(0.0))
-            gate.observe_gain(round.tokens, round.seconds, round.reading, plain)
-        if round.fresh is not None and self.freshness is not None:
-            self.freshness.observe(round.fresh, round.accepted + 1, round.waited + round.forward)
-        if not (round.began_early and round.wanted):
-            self.hop.observe(round.overhead)
-
     def observe_guesses(self, path: Sequence[ChosenNode], unasked: bool) -> None:
         """The target has chosen this path from the root on, and its tree still is as it was. `unasked`: the draft rests
         until it is asked below the new root."""
         self.unasked += unasked
-        self.usefulness.observe(path[0].token in path[0].node.children if path[0].guesses else None)
+        self.gate.observe(path[0].token in path[0].node.children if path[0].guesses else None)
         for node, guesses, token in path:
             if guesses:
                 rank = next((rank for rank, guess in enumerate(node.children) if guess == token), None)
@@ -830,9 +719,9 @@ class Estimates:
         if step.response is not None:
             (self.first_response if step.first else self.next_response).observe(step.response)
         self.step.observe(step.seconds)
-        self.slowest_step = max(step.seconds, _FADING * self.slowest_step)
+        self.slowest_step = max(step.seconds, TUNING.slowest_fading * self.slowest_step)
         self.growth.observe(step.nodes, step.seconds)
-        if step.read is not None and step.read[0] >= _MIN_MEASURED_PREFILL:
+        if step.read is not None and step.read[0] >= TUNING.min_measured_prefill:
             self.prefill.observe(step.read[1] / step.read[0])
         if step.recovery is not None:
             self.recovery.observe(step.recovery)

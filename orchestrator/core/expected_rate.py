@@ -2,32 +2,23 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import ge
+from typing import NamedTuple
 
 ForwardCost = Callable[[int], float]
 """Seconds of one target forward over so many tokens, root included."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCount:
-    """Verify `nodes` nodes; expect `rate` tokens a second."""
-
-    nodes: int
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCounts:
+class NodeCounts(NamedTuple):
     """Verify `nodes[i]` nodes of request i; expect `rate` tokens a second of all requests together."""
 
     nodes: list[int]
     rate: float
 
 
-def best_count(gains: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1) -> NodeCount:
-    """The number of nodes L that maximises (R + sum of the first L gains) / (T(R + L) + overhead).
+def best_count(gains: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1) -> tuple[int, float]:
+    """The number of nodes L that maximises (R + sum of the first L gains) / (T(R + L) + overhead), and that rate.
 
     `gains`: the expected tokens that each further node adds. `overhead` is the hop plus any wait, in seconds; R is the
     number of `roots`, one a request, each of which yields a token. L = 0 is plain decoding.
@@ -35,7 +26,7 @@ def best_count(gains: Sequence[float], cost: ForwardCost, overhead: float, roots
     tokens = accumulate(gains, initial=float(roots))
     rates = [expected / (cost(width) + overhead) for width, expected in enumerate(tokens, start=roots)]
     rate = max(rates)
-    return NodeCount(rates.index(rate), rate)
+    return rates.index(rate), rate
 
 
 def best_counts(gains: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
@@ -45,13 +36,13 @@ def best_counts(gains: Sequence[Sequence[float]], cost: ForwardCost, overhead: f
     both, since the later one needs it.
     """
     if len(gains) == 1:
-        alone = best_count(gains[0], cost, overhead)
-        return NodeCounts([alone.nodes], alone.rate)
+        nodes, rate = best_count(gains[0], cost, overhead)
+        return NodeCounts([nodes], rate)
     ranked = sorted(((rank, request) for request, own in enumerate(gains) for rank in _falling(own)), reverse=True)
     following = [iter(own) for own in gains]
-    best = best_count([next(following[request]) for _, request in ranked], cost, overhead, len(gains))
-    chosen = Counter(request for _, request in ranked[: best.nodes])
-    return NodeCounts([chosen[request] for request in range(len(gains))], best.rate)
+    nodes, rate = best_count([next(following[request]) for _, request in ranked], cost, overhead, len(gains))
+    chosen = Counter(request for _, request in ranked[:nodes])
+    return NodeCounts([chosen[request] for request in range(len(gains))], rate)
 
 
 def _falling(gains: Sequence[float]) -> Sequence[float]:
