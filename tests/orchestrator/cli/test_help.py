@@ -62,30 +62,9 @@ def test_help_has_what_people_use_and_help_all_the_rest():
         assert {flag for flag in known if flag not in output(*path, "--help-all")} == set()
 
 
-def test_short_and_other_names():
+def test_short_names():
     assert output("-V") == output("--version")
-    assert output("run", "--help") == output("generate", "--help")
-
-
-@pytest.mark.parametrize(
-    ("words", "called"),
-    [
-        (["run"], "chat"),
-        (["run", "--pair", "demo", "--seed", "1"], "chat"),
-        (["run", "hi", "--pair", "demo"], "generate"),
-        (["run", "--raw"], "generate"),
-        (["run", "--help"], "generate"),
-        (["run", "--foo"], "generate"),
-    ],
-)
-def test_run_without_a_prompt_at_a_terminal_is_a_chat(words: list[str], called: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-
-    name, command, rest = cli.resolve_command(click.Context(cli), words)
-
-    assert (name, command, rest) == (called, cli.commands[called], words[1:])
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
-    assert cli.resolve_command(click.Context(cli), words)[0] == "generate"
+    assert output("-h") == output("--help")
 
 
 def test_what_is_missing_is_one_line():
@@ -179,38 +158,3 @@ def test_config_shows_the_defaults_that_help_states():
     row = next(line for line in output("config", "chat", width=200).splitlines() if "--draft-tokens" in line)
 
     assert f"[default: {row.split()[1]}]" in " ".join(output("chat", "--help-all").split())
-
-
-# Names that other programs give to commands ------------------------------------------------------
-
-
-NAMES = {"benchmark": "bench", "list-models": "pairs"}
-
-
-@pytest.mark.parametrize(("other", "own"), NAMES.items())
-def test_a_command_has_its_own_name_and_settings_by_any_name(
-    other: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found: list[tuple[str | None, object]] = []
-    context = click.get_current_context
-    command = cli.commands[own]
-    # Without a measurement's name, `bench` is that of the strategies.
-    monkeypatch.setattr(
-        command.commands["strategies"] if isinstance(command, click.Group) else command,
-        "callback",
-        lambda **given: found.append((context().command_path.split()[1], given["as_json"])),
-    )
-    file = tmp_path / "config.toml"
-    file.write_text(f"[{own}]\njson = true\n")
-
-    for name in (own, other):
-        CliRunner().invoke(cli, ["--config", str(file), name], catch_exceptions=False)
-
-    assert found == [(own, True)] * 2
-
-
-def test_help_lists_each_command_once():
-    listed = CliRunner().invoke(cli, ["--help"], catch_exceptions=False).output
-
-    assert not any(f"  {name} " in listed for name in NAMES)
-    assert all(f"  {name} " in listed for name in NAMES.values())

@@ -264,7 +264,7 @@ def test_a_strategy_that_never_drafts_beside_the_target_shares(cores_of, strateg
 def test_cores_are_all_or_divided(cores_of):
     cores_of(4)
 
-    assert worker_cores(shared=True) == {"target": (0, 1, 2, 3), "draft": (0, 1, 2, 3)}
-    assert worker_cores(shared=False) == {"target": (0, 1, 2), "draft": (3,)}
+    assert worker_cores(shared_device=True) == {"target": (0, 1, 2, 3), "draft": (0, 1, 2, 3)}
+    assert worker_cores(shared_device=False) == {"target": (0, 1, 2), "draft": (3,)}
     cores_of(0)
-    assert worker_cores(shared=True) == worker_cores(shared=False) == {}
+    assert worker_cores(shared_device=True) == worker_cores(shared_device=False) == {}
