@@ -27,12 +27,15 @@ OTHER = KeyPair(*zmq.curve_keypair())
 class GuardedHub:
     """A hub with a guard, and a clock that the test moves."""
 
-    def __init__(self, folder: Path, address: str = "tcp://127.0.0.1:0") -> None:
+    def __init__(
+        self, folder: Path, address: str = "tcp://127.0.0.1:0", expected: Any = FromWorker, **more: Any
+    ) -> None:
         self.context = zmq.Context[Any]()
         self.pin = Pins(folder).add
         self.now = 100.0
         self.guard = Guard(self.context, folder)
-        self.hub = Hub(self.context, address, FromWorker, guard=self.guard, keys=SERVER)
+        self.hub = Hub(self.context, address, expected, guard=self.guard, keys=SERVER, **more)
+        self.port = int(self.hub.address.rpartition(":")[2])
         self.links: list[Link] = []
         self.arrived: list[Arrival] = []
 
@@ -41,14 +44,14 @@ class GuardedHub:
         self.links.append(link)
         return link
 
-    def turn(self) -> None:
+    def turn(self) -> Any:
         self.guard.handle(self.now)
         self.arrived += self.hub.receive()
         for link in self.links:
             link.receive(0)
 
     def until(self, condition: Callable[[], Any]) -> None:
-        until(lambda: self.turn() or condition())
+        until(lambda: (self.turn(), condition())[1])
 
     def hear(self, link: Link) -> Arrival:
         """The hub's arrival for one more message of `link`."""
