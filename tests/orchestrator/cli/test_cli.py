@@ -19,7 +19,6 @@ from orchestrator import Pipeline, SamplingParams
 from orchestrator.cli.commands.generate import prompt_text
 from protocol.errors import InputError
 from tests.conftest import Reference
-from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_TARGET
 from tests.support.processes import members, remains, until
 
@@ -75,11 +74,6 @@ def sentence(errors: str) -> str:
     (line,) = own_lines(errors)
     assert line.startswith("Error: ")
     return line
-
-
-@pytest.fixture(scope="module")
-def other_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_other_tokenizer(DEMO, tmp_path_factory.mktemp("other") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -278,14 +272,6 @@ def test_a_prompt_longer_than_the_context_is_refused(address: str):
     assert "runs with a context of 2,048. Shorten the prompt" in sentence(errors)
 
 
-def test_a_draft_with_another_tokenizer_is_refused(other_tokenizer: Path):
-    code, output, errors = run("generate", "x", "--draft", str(other_tokenizer))
-
-    assert (code, output) == (2, "")
-    assert "has another tokenizer than the target" in sentence(errors)
-    assert "the draft engine ngram" in errors
-
-
 @pytest.mark.thorough
 def test_an_unknown_architecture_is_refused(other_architecture: Path):
     code, output, errors = run("generate", "x", "--target", str(other_architecture), "--draft-engine", "none")
@@ -310,16 +296,6 @@ def test_an_address_without_a_pipeline_is_named():
 
     assert (code, output) == (1, "")
     assert "No pipeline answers at ipc:///tmp/nobody-listens-here: start one with" in sentence(errors)
-
-
-@pytest.mark.thorough
-def test_ctrl_c_while_models_load_ends_everything():
-    command = Command("generate", PROMPT)
-    until(lambda: "target_worker" in members(command.mark))
-    command.interrupt()
-
-    code, output, errors = command.end(5.0)
-    assert (code, output, errors.strip()) == (130, "", "Interrupted.")
 
 
 @pytest.mark.sampled(1)

@@ -1,5 +1,5 @@
 """What a worker may claim, and what the orchestrator believes: no lie, within the bounds of a message or beyond them,
-brings the state machine down, takes memory, keeps a request from ending, or moves a root; a draft's changes no token."""
+brings the state machine down, takes memory, keeps a request from ending, or moves a root. No draft changes a token."""
 
 import random
 import re
