@@ -143,7 +143,6 @@ def test_speculation_is_one_of_the_strategies(options: dict[str, Any], strategy:
         ({"strategy": "adaptive", "speculate_k": 3}, "speculate_k has no effect: only the strategies sd and ssd"),
         ({"speculate": False, "draft": str(DEMO_DRAFT)}, "draft has no effect: the strategy ar"),
         ({"speculate": True, "draft_engine": "none"}, "speculate has no effect: without a draft"),
-        ({"speculate_k": 3, "draft_engine": "none"}, "speculate_k has no effect: without a draft"),
     ],
     ids=str,
 )
@@ -152,6 +151,15 @@ def test_an_option_without_effect_is_told_at_the_line_that_gave_it(options: dict
         LLM(**options)
 
     assert [(one.filename, str(one.message).startswith(sentence)) for one in found] == [(__file__, True)]
+
+
+@pytest.mark.usefixtures("unstarted")
+@pytest.mark.parametrize("asked", [{"speculate": True}, {"speculate_k": 3}], ids=str)
+def test_it_is_told_if_no_draft_fits_the_target(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Pipeline, "strategy", "ar")
+
+    with pytest.warns(IneffectiveOption, match=f"{next(iter(asked))} has no effect: without a draft"):
+        LLM(**asked)
 
 
 @pytest.mark.parametrize(("speculate", "strategy"), [(False, "sd"), (True, "ar")])

@@ -23,7 +23,7 @@ from tests.support.paths import DEMO_TARGET
 from tests.support.processes import members, remains, until
 
 PROMPT = "def quicksort(items):"
-USED = ("--target", "--draft", "--address", "--verification", "--record")
+USED = ("--target", "--draft", "--address")
 """Options whose value makes sense, and can't be used."""
 DEMO = DEMO_TARGET
 
@@ -184,8 +184,6 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--draft", "no such"): "'no such' is neither a folder nor a Hugging Face id",
     ("--address", "tcp://8.8.8.8:1"): "tcp://8.8.8.8:1 is not on this machine only, so it needs keys: use ipc:///path",
     ("--address", "tcp://127.0.0.1:0"): "has an invalid port: choose one",
-    ("--verification", "rejection"): "choose the strategy sd or ssd",
-    ("--record", "/nowhere/record"): "The record /nowhere/record can't be written (No such file or directory): choose",
     ("--address", "ipc:///tmp/nobody-listens-here"): "No pipeline answers at ipc:///tmp/nobody-listens-here: start one",
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 from orchestrator.runtime.guard import INVITATION_SECONDS, Guard, Pins
 from orchestrator.runtime.hub import Arrival, Hub
@@ -313,13 +314,15 @@ def test_ipv6_works_the_same(folder: Path):
 
 
 def test_a_request_of_another_domain_or_mechanism_is_denied(guarded: GuardedHub):
+    guarded.pin("studio", GUEST.public)
+    key = z85.decode(GUEST.public)
     with guarded.context.socket(zmq.REQ) as asker:
         asker.connect("inproc://zeromq.zap.01")
         for domain, mechanism, credentials in (
-            (b"", b"CURVE", [bytes(32)]),
+            (b"", b"CURVE", [key]),
             (b"launch-pipeline", b"NULL", []),
             (b"launch-pipeline", b"PLAIN", [b"user", b"password"]),
-            (b"launch-pipeline", b"CURVE", [bytes(32), bytes(32)]),
+            (b"launch-pipeline", b"CURVE", [key, key]),
         ):
             asker.send_multipart([b"1.0", b"1", domain, b"127.0.0.1", b"", mechanism, *credentials])
             guarded.guard.handle(guarded.now)
