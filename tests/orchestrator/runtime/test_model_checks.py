@@ -58,7 +58,8 @@ def test_beside_a_target_the_layers_are_known_and_the_fit(tmp_path: Path, target
         (
             "specforge",
             "drafter holds an EAGLE-3 drafter (SafeAILab format) for the draft engine eagle3.|"
-            "the outputs of layers 0, 2, 5 (from 0) of the target, 96 bytes a token in 16 bits|It drafts 24 of 40 tokens.",
+            "the outputs of layers 0, 2, 5 (from 0) of the target, 96 bytes a token in 16 bits|"
+            "It drafts 24 of 40 tokens.",
         ),
         ("dspark", "One forward guesses 7 tokens."),
         ("qwen_mtp", "the last output behind the final norm of the target, 32 bytes a token"),
