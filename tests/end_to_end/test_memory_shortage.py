@@ -69,6 +69,6 @@ def test_without_memory_for_another_worker_the_target_goes_on_alone(
 
     assert len(alone.tokens) == 24
     assert members(mark(short_of_memory))[program] == process
-    assert alone.statistics.adopted_tokens == 0
-    assert helped.statistics.draft_busy > 0
-    assert bool(helped.statistics.adopted_tokens) == (program != "draft_worker")
+    figures = helped.statistics
+    assert (figures.draft_busy if program == "draft_worker" else figures.adopted_tokens) > 0
+    assert program == "draft_worker" or alone.statistics.adopted_tokens == 0

@@ -89,7 +89,7 @@ def guarded(folder: Path) -> Iterator[GuardedHub]:
     guarded.close()
 
 
-def test_a_pinned_guest_is_admitted_identified_by_its_key_and_answered(guarded: GuardedHub):
+def test_a_pinned_guest_is_admitted_identified_by_its_key_and_answered_and_no_other_key(guarded: GuardedHub):
     name = guarded.pin("studio", GUEST.public)
     link = guarded.link(GUEST)
 
@@ -99,11 +99,6 @@ def test_a_pinned_guest_is_admitted_identified_by_its_key_and_answered(guarded: 
     assert link.state == "up"
     assert guarded.hub.send(arrival.peer, Ping(4.0), STAMP)
     assert until(lambda: link.receive(1.0)) == [Ping(4.0)]
-
-
-def test_an_unpinned_key_is_denied(guarded: GuardedHub):
-    guarded.pin("studio", GUEST.public)
-
     assert guarded.refused(guarded.link(OTHER))
     assert guarded.guard.denied == 1
 
