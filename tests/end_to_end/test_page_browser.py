@@ -128,7 +128,8 @@ def ask(browser: Browser, text: str, most: int = 48, temperature: float = 0.0) -
 
 
 def answered(browser: Browser, text: str = PROMPT, most: int = 48, temperature: float = 0.0) -> None:
-    answered(browser, text, most, temperature)
+    ask(browser, text, most, temperature)
+    browser.until("!conversation.running && document.querySelector('.turn .after')")
 
 
 def press(browser: Browser, name: str) -> None:
