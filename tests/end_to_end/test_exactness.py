@@ -142,24 +142,17 @@ def test_the_end_token_is_the_last(pipeline: Pipeline, reference: Reference):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("length", [1, 600])
-def test_prompts_of_any_length_are_continued(pipeline: Pipeline, reference: Reference, length: int):
+@pytest.mark.parametrize("length", [1, 600, CONTEXT - 9, pytest.param(CONTEXT - 1, marks=pytest.mark.slow)])
+def test_prompts_of_any_length_are_continued_until_the_context_is_full(
+    pipeline: Pipeline, reference: Reference, length: int
+):
     params = SamplingParams(temperature=0.7, seed=6, max_tokens=16)
     prompt = tokens(length, seed=length)
-
-    assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("room", [pytest.param(1, marks=pytest.mark.slow), 9])
-def test_a_full_context_ends_the_text(pipeline: Pipeline, reference: Reference, room: int):
-    params = SamplingParams(max_tokens=100)
-    prompt = tokens(CONTEXT - room, seed=room)
 
     result = pipeline.generate(prompt, params)
 
     assert result.tokens == reference(prompt, params).tokens
-    assert (len(result.tokens), result.finish_reason) == (room, "length")
+    assert (len(result.tokens), result.finish_reason) == (min(16, CONTEXT - length), "length")
 
 
 @pytest.mark.sampled(1)
