@@ -149,8 +149,7 @@ class TelemetryRecorder:
             # The Verify was sent before recording began.
             return
         verify, tree = outstanding
-        accepted = len(verdict.path)
-        self._record_span(event, "verify", verify.request, verdict.seconds, len(verify.tokens), now, accepted)
+        self._record_span(event, "verify", verify.request, verdict.seconds, len(verify.tokens), now)
         verified = VerifiedRound(
             request=verify.request,
             round=verify.round,
@@ -173,7 +172,6 @@ class TelemetryRecorder:
         seconds: float,
         tokens: int,
         now: float,
-        accepted: int = 0,
     ) -> None:
         span = WorkSpan(
             role=event.role,
@@ -183,7 +181,6 @@ class TelemetryRecorder:
             begin=now - min(seconds, _MAX_SECONDS),
             end=now,
             tokens=tokens,
-            accepted=accepted,
         )
         self._spans.append((self.serial, span))
 

@@ -87,8 +87,6 @@ class WorkSpan(MessagePart, frozen=True, kw_only=True):
     end: ClockTime
     tokens: int
     """Tokens that were evaluated."""
-    accepted: int
-    """Accepted nodes of a verification; 0 for other work."""
 
 
 class FinishedRequest(MessagePart, frozen=True, kw_only=True):
