@@ -56,26 +56,6 @@ _SECTIONS = {
     },
 }
 """The commands by their use, and where each one is, below `orchestrator.cli.commands`."""
-_OTHER_NAMES = {"benchmark": "bench", "list-models": "pairs", "run": "generate"}
-"""Names that other programs give to commands; `--help` does not list them."""
-
-
-_OTHER_OPTIONS = {
-    "--ctx-size": "--context",
-    "--device": "--pace",
-    "--draft-model": "--draft",
-    "--host": "--address",
-    "--max-new-tokens": "--max-tokens",
-    "--model": "--target",
-    "--model-draft": "--draft",
-    "--n-predict": "--max-tokens",
-    "--num-ctx": "--context",
-    "--num-predict": "--max-tokens",
-    "--output": "--out",
-    "--port": "--address",
-    "--temp": "--temperature",
-}
-"""What other programs call options; the sentence about an unknown option names ours."""
 
 
 class CommandTable(MutableMapping[str, click.Command]):
@@ -107,23 +87,7 @@ class CommandTable(MutableMapping[str, click.Command]):
 
 
 class Commands(Group):
-    """Knows commands by other names too. Errors of the Python API get a hint at the command line's own help here, and
-    nowhere else."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Settings, warnings and help belong to a command's own name, so that is the name it gets. `run` without a
-        prompt at a terminal is a chat, as in other programs."""
-        name, command, rest = super().resolve_command(ctx, args)
-        if name == "run" and command is not None and sys.stdin.isatty():
-            chat = self.commands["chat"]
-            if _opens(chat, command, ctx, rest):
-                return chat.name, chat, rest
-        return name and _OTHER_NAMES.get(name, name), command, rest
+    """Errors of the Python API get a hint at the command line's own help here, and nowhere else."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -169,15 +133,6 @@ def cli(context: click.Context, file: Path | None) -> None:
         context.default_map = default_map(cli, chosen)
 
 
-def _opens(chat: click.Command, command: click.Command, context: click.Context, words: list[str]) -> bool:
-    """Whether these words of `command` are those of a chat: no prompt, and options that a chat has too."""
-    try:
-        given, *_ = command.make_parser(click.Context(command, parent=context)).parse_args(list(words))
-    except click.UsageError:
-        return False
-    return not isinstance(given.pop("prompt", None), str) and given.keys() <= {each.name for each in chat.params}
-
-
 def main() -> None:
     """The installed command: each failure is one sentence on stderr and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -208,7 +163,7 @@ def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if isinstance(context, click.Context) else "launch-pipeline"
     # click puts the choices of a missing argument on lines of their own.
-    message = " ".join(_mistake(error).split())
+    message = " ".join(error.format_message().split())
     parameter = getattr(error, "param", None)
     source = origin(context, parameter) if isinstance(context, click.Context) and parameter is not None else ""
     if source:
@@ -216,15 +171,6 @@ def _usage(error: click.ClickException) -> str:
     # A sentence that names a command has the next step already.
     following = "" if "`launch-pipeline" in message else f" See `{command} --help`."
     return f"{message}{'' if message.endswith(('.', '?')) else '.'}{following}"
-
-
-def _mistake(error: click.ClickException) -> str:
-    """click's sentence, with our name of an option that other programs call otherwise."""
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        ours = _OTHER_OPTIONS.get(error.option_name, "")
-        if ours in (flag for each in error.ctx.command.params for flag in each.opts):
-            return f"No such option {error.option_name!r}. Did you mean {ours!r}?"
-    return error.format_message()
 
 
 if __name__ == "__main__":

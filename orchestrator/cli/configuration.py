@@ -34,7 +34,8 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 def options(command: click.Command) -> dict[str, click.Option]:
     """Its options by their names in a configuration file: the flag with underscores."""
     found = {setting_name(option): option for option in command.params if isinstance(option, click.Option)}
-    return {name: option for name, option in found.items() if name not in _NEVER}
+    never = {*_NEVER, *getattr(command, "borrowed", ())}
+    return {name: option for name, option in found.items() if name not in never}
 
 
 def read_environment(command: click.Command, words: tuple[str, ...] = ()) -> None:
@@ -79,20 +80,6 @@ def origin(context: click.Context, option: click.Parameter) -> str:
             return str(context.find_root().meta.get("configuration", "the configuration"))
         case _:
             return ""
-
-
-def own_setting(context: click.Context, option: click.Option) -> bool:
-    """Whether a variable or a table of the file that is for the running command alone gave `option` its value."""
-    command, name = context.info_name or "", setting_name(option)
-    match context.get_parameter_source(option.name or ""):
-        case ParameterSource.ENVIRONMENT:
-            return origin(context, option) == f"{_PREFIX}_{command}_{name}".upper()
-        case ParameterSource.DEFAULT_MAP:
-            file = context.find_root().meta.get("configuration")
-            table = _content(file).get(command, {}) if isinstance(file, Path) else {}
-            return name in {key.replace("-", "_") for key in table}
-        case _:
-            return False
 
 
 def unread_variables(group: click.Group) -> list[str]:

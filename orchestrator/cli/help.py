@@ -35,6 +35,9 @@ class Group(click.Group):
 class BriefCommand(click.Command):
     """`brief`: the options of its `--help`, in this order, separated by blanks."""
 
+    borrowed: Collection[str] = ()
+    """Names of options that are another command's, whose settings they are."""
+
     def __init__(self, *arguments: Any, brief: str, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self._brief = brief.split()

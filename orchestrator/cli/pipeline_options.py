@@ -18,7 +18,6 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.pairs.recommended_pairs import published, runnable
-from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, draft_model, offered_engines
 from protocol.contracts.model_folder import UNQUANTIZED, KvBits
 from protocol.ineffective import SET, Ineffective, declared
@@ -77,7 +76,7 @@ address_option = click.option(
 pace_option = setting(
     "--pace",
     metavar="PROFILE",
-    help=f"Be as slow as another device: {', '.join(profile_names())}, or a file that `calibrate` wrote. "
+    help="Be as slow as another device: a profile's name (a wrong one lists all), or a file that `calibrate` wrote. "
     "PROFILE@4: four times slower, for models that are slower here than there.",
 )
 

@@ -96,7 +96,7 @@ class Release:
 class Place:
     """Where the workers compute from now on: draft and target on one device, in turns, or apart, at the same time."""
 
-    shared: bool
+    shared_device: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class WorkerUp:
     hello: Hello
     remote: bool = False
     """The worker runs on another machine."""
-    shares_device: bool = False
+    shared_device: bool = False
     """Of a draft: by the hardware, it computes on the target's device."""
 
 

@@ -12,7 +12,7 @@ _FEW_CORES = 3
 """Up to so many cores are shared: a core of its own for the draft would be a third of the machine or more."""
 
 
-def begins_shared(options: Options, own_device: bool, paced: bool = False) -> bool:
+def shared_device(options: Options, own_device: bool, paced: bool = False) -> bool:
     """Whether the draft begins on the target's device. `own_device`: the draft computes on another one than MLX.
     `paced`: both have the times of a profile, whose devices are apart.
 
@@ -31,12 +31,12 @@ def begins_shared(options: Options, own_device: bool, paced: bool = False) -> bo
 
 def usual_cores() -> dict[Role, tuple[int, ...]]:
     """`worker_cores` of a pipeline with default options, as it begins."""
-    return worker_cores(begins_shared(Options(), own_device=False))
+    return worker_cores(shared_device(Options(), own_device=False))
 
 
-def worker_cores(shared: bool) -> dict[Role, tuple[int, ...]]:
+def worker_cores(shared_device: bool) -> dict[Role, tuple[int, ...]]:
     """Processor cores for each worker where both compute on the processor; empty on macOS or with a GPU."""
-    if not shared:
+    if not shared_device:
         return hardware.partition_cores()
     cores = hardware.usable_cores() if hardware.computes_on_processor() else ()
     return {"target": cores, "draft": cores} if cores else {}

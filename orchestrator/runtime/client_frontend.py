@@ -86,7 +86,7 @@ class ClientFrontend:
         if state.stopped:
             return None
         output = replace(
-            state.output(command.tokens, command.hit, command.token_logprobs),
+            state.output(command.tokens, command.token_logprobs),
             prompt_token_logprobs=command.prompt_token_logprobs,
         )
         if not self._hub.send(state.peer, output, state.stamp):

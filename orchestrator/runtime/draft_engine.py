@@ -11,15 +11,7 @@ import zmq
 from orchestrator.core.commands import TrialDecided
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.preparation import Declined, PreparationOrder, PreparationReport, Prepared, Preparing
-from orchestrator.runtime.engine_selection import (
-    EndDraft,
-    EngineSelection,
-    Prepare,
-    RecordTrial,
-    SelectionAction,
-    StartDraft,
-    Tell,
-)
+from orchestrator.runtime.engine_selection import EngineSelection
 from orchestrator.runtime.memory_plan import needed
 from orchestrator.runtime.notices import Notice, NoticeSender
 from orchestrator.runtime.session import Session
@@ -27,7 +19,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.pool import LocalWorkers
 from orchestrator.runtime.workers.supervisor import Seat
 from protocol.child_process import ChildProcess, module_command
-from protocol.contracts.coreml import EngineChoice
+from protocol.contracts.coreml import EngineChoice, EngineRates
 from protocol.errors import InputError
 from protocol.messages.base import Level
 from protocol.messages.worker import Hello
@@ -72,7 +64,7 @@ class DraftEngine:
 
 
 class ChosenDraftEngine(DraftEngine):
-    """The thin shell of `EngineSelection`: it passes facts in and performs what comes out."""
+    """The thin shell of `EngineSelection`: it passes facts in and has its `EngineActions`."""
 
     def __init__(
         self, setup: OrchestratorSetup, session: Session, local: LocalWorkers, poller: zmq.Poller, now: float
@@ -83,7 +75,7 @@ class ChosenDraftEngine(DraftEngine):
         first: EngineChoice = "coreml" if setup.draft_engine == "coreml" else "mlx"
         second: EngineChoice = "mlx" if first == "coreml" else "coreml"
         self._seats: dict[EngineChoice, Seat] = {first: "draft", second: "second draft"}
-        self._selection = EngineSelection(first, now)
+        self._selection = EngineSelection(first, now, self)
         self._session = session
         self._local = local
         self._poller = poller
@@ -93,23 +85,23 @@ class ChosenDraftEngine(DraftEngine):
     # Facts ------------------------------------------------------------------------------------
 
     def pipeline_ready(self, level: Level) -> None:
-        self._perform(self._selection.pipeline_ready(level))
+        self._selection.pipeline_ready(level)
 
     def draft_up(self, incarnation: int, hello: Hello) -> None:
         engine = self._engine_in(self._local.seat_of(incarnation))
         if engine is not None:
-            self._perform(self._selection.draft_up(engine, incarnation, hello.context))
+            self._selection.draft_up(engine, incarnation, hello.context)
 
     def draft_lost(self, seat: Seat, reason: str) -> None:
         engine = self._engine_in(seat)
         if engine is not None:
-            self._perform(self._selection.draft_lost(engine, reason))
+            self._selection.draft_lost(engine, reason)
 
     def trial_decided(self, decided: TrialDecided) -> None:
-        self._perform(self._selection.trial_decided(decided))
+        self._selection.trial_decided(decided)
 
     def submitted(self, tokens: int) -> None:
-        self._perform(self._selection.submitted(tokens))
+        self._selection.submitted(tokens)
 
     def receive(self, ready: set[int]) -> None:
         process = self._preparing
@@ -121,9 +113,9 @@ class ChosenDraftEngine(DraftEngine):
                 case Preparing(text):
                     self._notices.send(Notice(f"Preparing the draft for the Neural Engine: {text}", "progress"))
                 case Prepared():
-                    self._perform(self._selection.prepared())
+                    self._selection.prepared()
                 case Declined(reason):
-                    self._perform(self._selection.declined(reason))
+                    self._selection.declined(reason)
         if ended:
             self._poller.unregister(process.fileno())
             process.close()
@@ -133,7 +125,7 @@ class ChosenDraftEngine(DraftEngine):
         return self._selection.deadline()
 
     def handle_due(self, now: float) -> None:
-        self._perform(self._selection.tick(now))
+        self._selection.tick(now)
 
     def begin_stop(self) -> None:
         if self._preparing is not None:
@@ -146,32 +138,27 @@ class ChosenDraftEngine(DraftEngine):
 
     # Actions ----------------------------------------------------------------------------------
 
-    def _perform(self, actions: list[SelectionAction]) -> None:
-        for action in actions:
-            match action:
-                case Prepare():
-                    self._prepare()
-                case StartDraft(engine):
-                    self._local.start_worker(self._seats[engine])
-                case EndDraft(engine):
-                    self._local.supervisor.retire(self._seats[engine])
-                case RecordTrial(choice, reason, rates):
-                    # Without a record the next start tries both engines again.
-                    with suppress(OSError):
-                        self._auto.record_trial(choice, reason, rates)
-                case Tell(text, warning):
-                    self._tell(text, warning)
-
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         try:
             required = needed(self._setup).required_bytes
             self._preparing = PreparingProcess(self._auto, required, self._session.log("preparation"))
         except (OSError, InputError) as error:
-            self._perform(self._selection.declined(f"its preparation can't be started ({error})"))
+            self._selection.declined(f"its preparation can't be started ({error})")
         else:
             self._poller.register(self._preparing.fileno(), zmq.POLLIN)
 
-    def _tell(self, text: str, warning: bool) -> None:
+    def start_draft(self, engine: EngineChoice) -> None:
+        self._local.start_worker(self._seats[engine])
+
+    def end_draft(self, engine: EngineChoice) -> None:
+        self._local.supervisor.retire(self._seats[engine])
+
+    def record_trial(self, choice: EngineChoice, reason: str, rates: EngineRates) -> None:
+        # Without a record the next start tries both engines again.
+        with suppress(OSError):
+            self._auto.record_trial(choice, reason, rates)
+
+    def tell(self, text: str, warning: bool = False) -> None:
         if warning:
             log.warning("%s Warnings of the selection: %s", text, self._selection.warnings)
         else:

@@ -1,10 +1,9 @@
 """Which engine the pipeline's own draft runs on: MLX at once, Core ML once it is prepared, then the faster one. Pure.
 
-Facts in, actions out; the runtime starts and ends the processes. Nothing here changes tokens.
+Facts in, calls of `EngineActions` out; the runtime starts and ends the processes. Nothing here changes tokens.
 """
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from orchestrator.core.commands import TrialDecided
 from protocol.contracts.coreml import EngineChoice, EngineRates
@@ -14,43 +13,25 @@ LOADING_SECONDS = 20.0
 """After so long, MLX drafts beside a Core ML draft that still loads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Convert the draft and examine it on the Neural Engine, in the background."""
+class EngineActions(Protocol):
+    """What the runtime does about it."""
+
+    def prepare(self) -> None:
+        """Convert the draft and examine it on the Neural Engine, in the background."""
+
+    def start_draft(self, engine: EngineChoice) -> None:
+        """Start a worker with this engine beside the other one."""
+
+    def end_draft(self, engine: EngineChoice) -> None:
+        """End the worker with this engine, to free its memory."""
+
+    def record_trial(self, choice: EngineChoice, reason: str, rates: EngineRates) -> None:
+        """Record the winner of a trial, so that the next start uses it at once."""
+
+    def tell(self, text: str, warning: bool = False) -> None:
+        """Tell the user; a warning also counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartDraft:
-    """Start a worker with this engine beside the other one."""
-
-    engine: EngineChoice
-
-
-@dataclass(frozen=True, slots=True)
-class EndDraft:
-    """End the worker with this engine, to free its memory."""
-
-    engine: EngineChoice
-
-
-@dataclass(frozen=True, slots=True)
-class RecordTrial:
-    """Record the winner of a trial, so that the next start uses it at once."""
-
-    choice: EngineChoice
-    reason: str
-    rates: EngineRates
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell the user; a warning also counts."""
-
-    text: str
-    warning: bool = False
-
-
-SelectionAction: TypeAlias = Prepare | StartDraft | EndDraft | RecordTrial | Tell
 _Phase: TypeAlias = Literal["waiting", "preparing", "loading", "trying", "chosen", "both"]
 """waiting: the models of the pipeline still load; both: one engine is too small for some requests, so both stay."""
 
@@ -58,7 +39,8 @@ _Phase: TypeAlias = Literal["waiting", "preparing", "loading", "trying", "chosen
 class EngineSelection:
     """The pipeline begins with the engine `first`: with MLX, or with Core ML if that was found faster before."""
 
-    def __init__(self, first: EngineChoice, now: float) -> None:
+    def __init__(self, first: EngineChoice, now: float, actions: EngineActions) -> None:
+        self._actions = actions
         self.warnings = 0
         """Failures of the Neural Engine that the user was told of."""
         self._phase: _Phase = "waiting" if first == "mlx" else "chosen"
@@ -74,90 +56,87 @@ class EngineSelection:
         """When the next `tick` is due."""
         return self._late_at
 
-    def tick(self, now: float) -> list[SelectionAction]:
+    def tick(self, now: float) -> None:
         """Time has passed."""
         if self._late_at is None or now < self._late_at:
-            return []
+            return
         self._late_at = None
         self._phase = "trying"
-        return [*self._start("mlx"), Tell("Core ML still loads the draft; MLX drafts meanwhile.")]
+        self._start("mlx")
+        self._actions.tell("Core ML still loads the draft; MLX drafts meanwhile.")
 
-    def pipeline_ready(self, level: Level = "tree") -> list[SelectionAction]:
+    def pipeline_ready(self, level: Level = "tree") -> None:
         """All models are loaded, so that the preparation delays none of them. `level`: of the target."""
-        if self._phase != "waiting" or level == "plain":
-            return []
-        self._phase = "preparing"
-        return [Prepare()]
+        if self._phase == "waiting" and level != "plain":
+            self._phase = "preparing"
+            self._actions.prepare()
 
-    def prepared(self) -> list[SelectionAction]:
+    def prepared(self) -> None:
         """The draft is converted, and the Neural Engine computes what it should."""
         self._phase = "loading"
-        return self._start("coreml")
+        self._start("coreml")
 
-    def declined(self, reason: str) -> list[SelectionAction]:
+    def declined(self, reason: str) -> None:
         """The draft can't run on the Neural Engine."""
         self._phase = "chosen"
-        return [self._warning(f"The draft runs in MLX, not on the Neural Engine: {reason.rstrip('.')}.")]
+        self._warn(f"The draft runs in MLX, not on the Neural Engine: {reason.rstrip('.')}.")
 
-    def draft_up(self, engine: EngineChoice, incarnation: int, context: int) -> list[SelectionAction]:
+    def draft_up(self, engine: EngineChoice, incarnation: int, context: int) -> None:
         """A worker has loaded its model; it may be a later life of one that died."""
         self._started.add(engine)
         self._up[engine] = incarnation
         if engine == "mlx":
-            return []
+            return
         self._context, self._late_at = context, None
-        if self._phase != "loading":
-            return []
-        self._phase = "trying"
-        return [Tell("The draft runs in MLX and, on trial, on the Neural Engine.")]
+        if self._phase == "loading":
+            self._phase = "trying"
+            self._actions.tell("The draft runs in MLX and, on trial, on the Neural Engine.")
 
-    def draft_lost(self, engine: EngineChoice, reason: str) -> list[SelectionAction]:
+    def draft_lost(self, engine: EngineChoice, reason: str) -> None:
         """A worker has ended and is not started again."""
         self._started.discard(engine)
         self._up.pop(engine, None)
         if engine == "mlx":
             # There is nothing to compare any more.
             self._phase = "chosen" if self._phase == "trying" else self._phase
-            return [] if self._started else [self._warning(f"The target decodes alone: the MLX draft {reason}")]
+            if not self._started:
+                self._warn(f"The target decodes alone: the MLX draft {reason}")
+            return
         self._phase, self._late_at = "chosen", None
-        warning = self._warning(f"The draft runs in MLX: on the Neural Engine its worker {reason.rstrip('.')}.")
-        return [*self._start("mlx"), warning]
+        self._start("mlx")
+        self._warn(f"The draft runs in MLX: on the Neural Engine its worker {reason.rstrip('.')}.")
 
-    def trial_decided(self, decided: TrialDecided) -> list[SelectionAction]:
+    def trial_decided(self, decided: TrialDecided) -> None:
         """Two drafts were compared; they may be others."""
         engines: dict[int, EngineChoice] = {incarnation: engine for engine, incarnation in self._up.items()}
         winner, loser = engines.get(decided.winner), engines.get(decided.loser)
         if self._phase != "trying" or winner is None or loser is None:
-            return []
+            return
         self._phase = "chosen"
         del self._up[loser]
         self._started.discard(loser)
-        rates = EngineRates(
-            *(
-                (decided.winner_rate, decided.loser_rate)
-                if winner == "coreml"
-                else (decided.loser_rate, decided.winner_rate)
-            )
-        )
+        rate = {winner: decided.winner_rate, loser: decided.loser_rate}
+        rates = EngineRates(coreml=rate["coreml"], mlx=rate["mlx"])
         reason = f"{rates.coreml:.1f} tokens/s on the Neural Engine and {rates.mlx:.1f} in MLX, by a trial"
         where = "on the Neural Engine" if winner == "coreml" else "in MLX"
-        told = Tell(f"The draft runs {where} from now on: {reason}.")
-        return [EndDraft(loser), RecordTrial(winner, reason, rates), told]
+        self._actions.end_draft(loser)
+        self._actions.record_trial(winner, reason, rates)
+        self._actions.tell(f"The draft runs {where} from now on: {reason}.")
 
-    def submitted(self, tokens: int) -> list[SelectionAction]:
+    def submitted(self, tokens: int) -> None:
         """A request with a prompt of so many tokens begins."""
         if "mlx" in self._started or not self._context or tokens < self._context:
-            return []
+            return
         self._phase = "both"
         text = f"A prompt of {tokens:,} tokens exceeds the Core ML draft's context of {self._context:,}: "
-        return [*self._start("mlx"), Tell(text + "MLX drafts beside it again.")]
+        self._start("mlx")
+        self._actions.tell(text + "MLX drafts beside it again.")
 
-    def _start(self, engine: EngineChoice) -> list[SelectionAction]:
-        if engine in self._started:
-            return []
-        self._started.add(engine)
-        return [StartDraft(engine)]
+    def _start(self, engine: EngineChoice) -> None:
+        if engine not in self._started:
+            self._started.add(engine)
+            self._actions.start_draft(engine)
 
-    def _warning(self, text: str) -> Tell:
+    def _warn(self, text: str) -> None:
         self.warnings += 1
-        return Tell(text, warning=True)
+        self._actions.tell(text, warning=True)

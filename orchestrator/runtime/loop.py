@@ -207,8 +207,8 @@ class Orchestrator:
                 self._handle_all(self._workers.dismiss(role, incarnation, text))
             case Release(name):
                 unlink_segment(name)
-            case Place(shared):
-                self._workers.local.place(shared)
+            case Place(shared_device):
+                self._workers.local.place(shared_device)
             case TrialDecided() as decided:
                 self._draft_engine.trial_decided(decided)
 

@@ -41,9 +41,7 @@ class RequestState:
             AnswerStops(submit.stop, submit.thought),
         )
 
-    def output(
-        self, tokens: tuple[int, ...], hit: bool | None = None, token_logprobs: tuple[TokenLogprob, ...] = ()
-    ) -> Output:
+    def output(self, tokens: tuple[int, ...], token_logprobs: tuple[TokenLogprob, ...] = ()) -> Output:
         """The text that `tokens` complete, up to a stop string if there is one."""
         texts: list[str] = []
         used = 0
@@ -54,7 +52,7 @@ class RequestState:
             if self.stopped:
                 break
         self.sent_tokens += used
-        return Output(self.request, "".join(texts), tokens[:used], hit, token_logprobs[:used])
+        return Output(self.request, "".join(texts), tokens[:used], token_logprobs[:used])
 
     def rest(self) -> Output | None:
         """The text that was held back as a possible part of a stop string or character, if any."""

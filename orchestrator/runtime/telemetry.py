@@ -113,7 +113,7 @@ class TelemetryRecorder:
             dropped=max(0, len(spans) - MAX_SPANS) + max(0, len(verified) - MAX_ROUNDS),
             uses_draft=self._machine.strategy.drafts,
             workers=tuple(self._workers()),
-            requests=request_list(requests, selected, now),
+            requests=request_list(requests, selected),
             selected=None if selected is None else snapshot(selected, self._text),
             verified=tuple(verified[-MAX_ROUNDS:]),
             spans=tuple(spans[-MAX_SPANS:]),
@@ -139,8 +139,9 @@ class TelemetryRecorder:
     def _record_verify(self, verify: Verify) -> None:
         request = self._machine.requests.get(verify.request)
         if request is not None:
-            tree = verification_snapshot(verify, request.tree, self._text)
-            self._outstanding[verify.request] = verify, tree
+            builder = _TreeBuilder(request.tree, self._text)
+            builder.add_verified(verify)
+            self._outstanding[verify.request] = verify, builder.snapshot()
 
     def _record_round(self, event: Arrived, verdict: Verdict, emit: Emit, now: float) -> None:
         outstanding = self._outstanding.pop(verdict.request, None)
@@ -148,8 +149,7 @@ class TelemetryRecorder:
             # The Verify was sent before recording began.
             return
         verify, tree = outstanding
-        accepted = len(verdict.path)
-        self._record_span(event, "verify", verify.request, verdict.seconds, len(verify.tokens), now, accepted)
+        self._record_span(event, "verify", verify.request, verdict.seconds, len(verify.tokens), now)
         verified = VerifiedRound(
             request=verify.request,
             round=verify.round,
@@ -172,7 +172,6 @@ class TelemetryRecorder:
         seconds: float,
         tokens: int,
         now: float,
-        accepted: int = 0,
     ) -> None:
         span = WorkSpan(
             role=event.role,
@@ -182,7 +181,6 @@ class TelemetryRecorder:
             begin=now - min(seconds, _MAX_SECONDS),
             end=now,
             tokens=tokens,
-            accepted=accepted,
         )
         self._spans.append((self.serial, span))
 
@@ -292,7 +290,7 @@ class Subscribers(Generic[Subscriber]):
 
 def snapshot(request: Request, text: Callable[[int], str]) -> RequestSnapshot:
     """`text` gives the text of a single token."""
-    stats, estimates = request.stats, request.estimates
+    stats = request.stats
     builder = _TreeBuilder(request.tree, text)
     verifying = builder.add_verified(request.outstanding) if request.outstanding is not None else ()
     builder.fill()
@@ -308,9 +306,6 @@ def snapshot(request: Request, text: Callable[[int], str]) -> RequestSnapshot:
         tree=builder.snapshot(),
         verifying=verifying,
         nodes=len(request.tree),
-        prompt_tokens=stats.prompt_tokens,
-        adopted_tokens=stats.adopted,
-        prefill_seconds=stats.prefill_seconds,
         generated_tokens=stats.generated,
         decode_seconds=decode_seconds,
         rounds=stats.rounds,
@@ -319,25 +314,11 @@ def snapshot(request: Request, text: Callable[[int], str]) -> RequestSnapshot:
         overlapped_rounds=stats.overlapped_rounds,
         accepted=_depths(stats, "accepted"),
         tried=_depths(stats, "tried"),
-        evaluated_nodes=stats.evaluated,
-        target_seconds=stats.target_seconds,
-        draft_seconds=stats.draft_seconds,
         plain_tokens_per_second=request.plain_tokens_per_second(),
-        growth_step_seconds=estimates.step.value,
-        round_overhead_seconds=estimates.hop.value,
     )
 
 
-def verification_snapshot(verify: Verify, tree: TokenTree, text: Callable[[int], str]) -> TreeSnapshot:
-    """The nodes under verification, with their probabilities in `tree`."""
-    builder = _TreeBuilder(tree, text)
-    builder.add_verified(verify)
-    return builder.snapshot()
-
-
-def request_list(
-    requests: Mapping[RequestId, Request], selected: Request | None, now: float
-) -> tuple[RequestSummary, ...]:
+def request_list(requests: Mapping[RequestId, Request], selected: Request | None) -> tuple[RequestSummary, ...]:
     """The oldest requests, and the selected one."""
     listed = list(requests.values())[:MAX_REQUESTS]
     if selected is not None and selected not in listed:
@@ -348,7 +329,6 @@ def request_list(
             name=one.task.name,
             phase=_PHASES[one.phase],
             generated_tokens=one.stats.generated,
-            age=max(0.0, now - one.stats.arrived),
         )
         for one in listed
     )

@@ -90,8 +90,6 @@ class Output(Message, frozen=True):
     request: ShortText
     text: Annotated[str, Meta(max_length=1 << 20)]
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)]
-    hit: bool | None = None
-    """Whether the round was a hit; None under a strategy without a speculation cache."""
     token_logprobs: TokenLogprobs = ()
     """One for each token, if the request asks for log-probabilities."""
     prompt_token_logprobs: TokenLogprobs = ()

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from orchestrator import Pipeline, SamplingParams
-from protocol.errors import InputError
 from protocol.messages.remote import WorkerEntry
 from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
@@ -251,13 +250,6 @@ def test_a_prompt_may_be_read_on_another_machine_and_its_death_is_survived(
 
     assert [read.tokens, survived.tokens] == [reference(first, params).tokens, reference(second, params).tokens]
     assert (read.statistics.adopted_tokens, survived.statistics.adopted_tokens) == (len(first) - 1, 0)
-
-
-def test_a_prefill_worker_comes_only_where_the_owner_wants_one():
-    with pytest.raises(InputError, match="set listen"):
-        Pipeline(prefill_engine="guest")
-    with pytest.raises(InputError, match="set arena_memory above 0"):
-        Pipeline(prefill_engine="guest", listen="127.0.0.1:0", arena_memory=0)
 
 
 @pytest.mark.thorough

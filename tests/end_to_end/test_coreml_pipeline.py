@@ -2,14 +2,13 @@
 
 import json
 import os
-import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from orchestrator import Pipeline, PipelineError, SamplingParams
+from orchestrator import Pipeline, SamplingParams
 from orchestrator.text.tokenizer import TextCodec
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError
@@ -108,12 +107,3 @@ def test_a_model_is_converted_on_its_first_use_and_found_on_the_next(
 
     assert stages == made
     assert again.note == ""
-
-
-@pytest.mark.thorough
-def test_a_folder_that_lacks_a_part_is_refused(tmp_path: Path):
-    folder = Path(shutil.copytree(converted_demo(), tmp_path / "copy"))
-    (folder / "tokenizer.json").unlink()
-
-    with pytest.raises(PipelineError, match=r"lacks tokenizer.json: convert the model again"):
-        Pipeline(draft=str(folder), draft_engine="coreml")

@@ -100,13 +100,6 @@ def test_right_guesses_save_rounds(name: str, strategy: str, temperature: float)
 
 
 @pytest.mark.thorough
-def test_a_model_of_single_tokens_is_sent_no_guesses():
-    runs = [_run(_model("phi3small"), strategy, 0.0) for strategy in ("adaptive", "ar")]
-
-    assert len(rounds(runs[0])) == len(rounds(runs[1]))
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [

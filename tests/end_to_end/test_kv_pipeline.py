@@ -13,7 +13,6 @@ import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
 from orchestrator.runtime.session import Session
-from protocol.errors import InputError
 from protocol.kv.arena import Arena
 from protocol.kv.segments import stale_segments
 from protocol.paths import segments_folder
@@ -174,8 +173,3 @@ def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
         assert not set(left) & set(stale_segments())
         assert not [name for name in left if exists(name)]
         session.remove()
-
-
-def test_a_prefill_engine_without_shared_memory_is_refused_before_anything_starts():
-    with pytest.raises(InputError, match=r"set arena_memory above 0"):
-        Pipeline(prefill_engine="mlx", arena_memory=0)

@@ -59,24 +59,16 @@ def test_the_request_ends_with_a_sentence_and_the_next_one_is_served_by_the_same
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("short_of_memory", ["draft_worker"], indirect=True)
-def test_without_memory_for_the_draft_the_target_goes_on_alone(short_of_memory: Pipeline):
-    process = members(mark(short_of_memory))["draft_worker"]
-    result = short_of_memory.generate(LONG, GREEDY)
-
-    assert len(result.tokens) == 24
-    assert members(mark(short_of_memory))["draft_worker"] == process
-    assert short_of_memory.generate(SHORT, GREEDY).statistics.draft_busy > 0
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("short_of_memory", ["draft_worker.prefill"], indirect=True)
-def test_without_memory_for_the_prefill_worker_the_target_prefills_the_prompt(short_of_memory: Pipeline):
-    process = members(mark(short_of_memory))["draft_worker.prefill"]
-    alone = short_of_memory.generate(LONG, GREEDY)
-    helped = short_of_memory.generate(MIDDLE, GREEDY)
+@pytest.mark.parametrize("short_of_memory", ["draft_worker", "draft_worker.prefill"], indirect=True)
+def test_without_memory_for_another_worker_the_target_goes_on_alone(
+    short_of_memory: Pipeline, request: pytest.FixtureRequest
+):
+    program = request.node.callspec.params["short_of_memory"]
+    process = members(mark(short_of_memory))[program]
+    alone, helped = (short_of_memory.generate(prompt, GREEDY) for prompt in (LONG, MIDDLE))
 
     assert len(alone.tokens) == 24
-    assert alone.statistics.adopted_tokens == 0
-    assert helped.statistics.adopted_tokens > 0
-    assert members(mark(short_of_memory))["draft_worker.prefill"] == process
+    assert members(mark(short_of_memory))[program] == process
+    figures = helped.statistics
+    assert (figures.draft_busy if program == "draft_worker" else figures.adopted_tokens) > 0
+    assert program == "draft_worker" or alone.statistics.adopted_tokens == 0

@@ -1,6 +1,8 @@
 """Whatever the target, the draft, the engine and the fault: tokens are those of the target alone. Real processes."""
 
+import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ from protocol.messages.worker import Grow, Prefilled
 from tests.conftest import Reference
 from tests.support.chaotic_draft import MODES
 from tests.support.models import drafter_files
+from tests.support.models.architectures import write_tiny
 from tests.support.models.coreml_programs import converted_demo
 from tests.support.models.tokenizer_files import with_added_token, with_other_tokenizer
 from tests.support.models.trained_drafters import write_target
@@ -27,8 +30,16 @@ from tests.support.processes import generate_while, inject, mark, members, of_dr
 
 LOOP = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
 LONG = "def quicksort(items):\n    return [item for item in items if item < items[0]]\n\n" * 10
-IDS = tuple(range(2, 38))
-"""For models with random weights."""
+IDS, MANY_IDS = tuple(range(2, 38)), tuple(range(2, 152))
+"""For models with random weights, and longer than their windows."""
+LEVELS: dict[str, Level] = {
+    "qwen3_next": "tree",
+    "lfm2": "tree",
+    "rwkv7": "chain",
+    "gpt2": "chain",
+    "phi3small": "plain",
+}
+"""Of random models. Each is its own draft, so that many guesses are right; the temperature makes some wrong."""
 GREEDY, HOT = SamplingParams(max_tokens=48), SamplingParams(temperature=0.8, seed=4, max_tokens=48)
 
 
@@ -62,6 +73,11 @@ class Run(NamedTuple):
     def told_of_no_use(self) -> bool:
         """Once."""
         return sum("probably trained for another target" in warning for warning in self.warnings) == 1
+
+    def level_of(self, name: str) -> bool:
+        """Guesses are right and taken at the target's own level."""
+        right = any(result.statistics.acceptance_rate for result in self.results)
+        return self.level == LEVELS[name] and right == (self.level != "plain")
 
     def told_of_restart(self) -> bool:
         died, again, *_ = (*self.warnings, "", "")
@@ -121,6 +137,16 @@ class Fault(NamedTuple):
     code: str = ""
 
 
+def windows(folder: Path) -> Path:
+    """The demo target, half of whose layers see the last 24 tokens only."""
+    shutil.copytree(DEMO_TARGET, folder)
+    config = json.loads((folder / "config.json").read_text())
+    kinds = ["sliding_attention", "full_attention"] * config["num_hidden_layers"]
+    windows = {"layer_types": kinds[: config["num_hidden_layers"]], "sliding_window": 24}
+    (folder / "config.json").write_text(json.dumps(config | windows))
+    return folder
+
+
 def published(folder: Path) -> Path:
     """A target for the drafters of `drafter_files`."""
     sizes = {"hidden_size": drafter_files.WIDTH, "vocab_size": drafter_files.VOCABULARY}
@@ -132,8 +158,11 @@ TARGETS: dict[str, Callable[[Path], Path]] = {
     "demo": lambda folder: DEMO_TARGET,
     "other tokenizer": partial(with_other_tokenizer, DEMO_TARGET),
     "published": published,
+    "windows": windows,
+    **{name: partial(write_tiny, name=name) for name in LEVELS},
 }
 DRAFTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "itself": lambda folder: {},
     "demo": lambda folder: {"draft": str(DEMO_DRAFT), "draft_engine": "mlx"},
     "other tokenizer": lambda folder: {"draft": str(with_other_tokenizer(DEMO_DRAFT, folder))},
     "other added tokens": lambda folder: {"draft": str(with_added_token(DEMO_DRAFT, folder))},
@@ -161,6 +190,7 @@ class Case(NamedTuple):
 
 
 SD, SSD, NO_LOOKUP = {"strategy": "sd"}, {"strategy": "ssd"}, {"lookup": "off"}
+FOUR_BITS = {"kv_bits": 4}
 GATE = {
     "P-EAGLE": Case("P-EAGLE", seen=Run.fed, target="published", prompt=IDS),
     "DFlash2, never right": Case(
@@ -175,6 +205,9 @@ GATE = {
         seen=lambda run: run.fell("plain"), fault=Fault("target_worker", code=fails_at("tree", "chain"))
     ),
     "a GPU that gives up the target's forwards": Case(fault=Fault("target_worker", code=GIVES_UP)),
+    "windows, a killed target": Case(
+        seen=Run.told_of_restart, fault=Fault("target_worker", killed), target="windows", prompt=MANY_IDS
+    ),
 }
 THOROUGH = {
     **{f"a draft that is {mode}": Case(mode) for mode in MODES if mode not in ("forger", "disorder")},
@@ -192,13 +225,41 @@ THOROUGH = {
     "first layers, a killed draft": Case(
         "first layers", seen=lambda run: run.adopted(2), fault=Fault("draft_worker", killed), prompt=LONG
     ),
+    **{
+        f"{name}, in turns": Case("itself", SD, partial(Run.level_of, name=name), target=name, prompt=MANY_IDS)
+        for name in LEVELS
+    },
+    **{
+        f"{name}, a killed target": Case(
+            "itself", seen=Run.told_of_restart, fault=Fault("target_worker", killed), target=name, prompt=MANY_IDS
+        )
+        for name in ("qwen3_next", "rwkv7")
+    },
+    "windows, in turns": Case(options=SD, target="windows", prompt=MANY_IDS),
+    "KV of 4 bits": Case(options=FOUR_BITS, target="demo", prompt=MANY_IDS),
+    "KV of 4 bits, in turns": Case(options=SD | FOUR_BITS, prompt=MANY_IDS),
+    "KV of 4 bits, a killed target": Case(
+        options=FOUR_BITS, seen=Run.told_of_restart, fault=Fault("target_worker", killed), prompt=MANY_IDS
+    ),
+    "a prefill worker that quantizes": Case(
+        options=FOUR_BITS | {"prefill_engine": "mlx", "prefill": "always"},
+        seen=lambda run: bool(run.results[0].statistics.adopted_tokens),
+        prompt=MANY_IDS,
+    ),
     "a target that was stopped": Case(fault=Fault("target_worker", paused)),
     "forwards that fail for trees": Case(
         seen=lambda run: run.fell("chain"), fault=Fault("target_worker", code=fails_at("tree"))
     ),
     "a GPU that gives up the draft's forwards": Case(fault=Fault("draft_worker", code=GIVES_UP)),
 }
-SLOW = {f"{mode}, {strategy}": Case(mode, {"strategy": strategy}) for mode in MODES for strategy in ("sd", "ssd")}
+SLOW = {
+    **{f"{mode}, {strategy}": Case(mode, {"strategy": strategy}) for mode in MODES for strategy in ("sd", "ssd")},
+    **{
+        f"{name}, {strategy}": Case("itself", {"strategy": strategy}, target=name, prompt=MANY_IDS)
+        for name in LEVELS
+        for strategy in ("adaptive", "ssd")
+    },
+}
 CASES = [
     *(pytest.param(case, id=name) for name, case in GATE.items()),
     *(pytest.param(case, id=name, marks=pytest.mark.thorough) for name, case in THOROUGH.items()),
@@ -221,15 +282,19 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="module")
 def alone(reference: Reference, target: Callable[[str], Path]) -> Callable[[Case], list[Sequence[int]]]:
     """What the target says without a draft, at both temperatures."""
-    said: dict[str, list[Sequence[int]]] = {}
+    said: dict[tuple[str, int], list[Sequence[int]]] = {}
 
     def tokens(case: Case) -> list[Sequence[int]]:
-        if case.target == "demo":
+        bits = case.options.get("kv_bits", 16)
+        kind = case.target, bits
+        if kind == ("demo", 16):
             return [reference(case.prompt, params).tokens for params in (GREEDY, HOT)]
-        if case.target not in said:
-            with Pipeline(str(target(case.target)), strategy="ar") as plain:
-                said[case.target] = [plain.generate(case.prompt, params).tokens for params in (GREEDY, HOT)]
-        return said[case.target]
+        if kind not in said:
+            with Pipeline(str(target(case.target)), strategy="ar", kv_bits=bits) as plain:
+                said[kind] = [plain.generate(case.prompt, params).tokens for params in (GREEDY, HOT)]
+        # Otherwise the option did not reach the target.
+        assert bits == 16 or said[kind] != tokens(case._replace(options={}))
+        return said[kind]
 
     return tokens
 
@@ -246,7 +311,8 @@ def test_tokens_are_the_targets_own(
     if fault.code:
         inject(monkeypatch, tmp_path, fault.program, fault.code)
     notices: list[Notice] = []
-    options = {**DRAFTS[case.draft](tmp_path / "draft"), **case.options}
+    own = {"draft": str(target(case.target))} if case.draft == "itself" else {}
+    options = {**DRAFTS[case.draft](tmp_path / "draft"), **own, **case.options}
     with Pipeline(str(target(case.target)), record=str(journal), on_notice=notices.append, **options) as pipeline:
         name = mark(pipeline)
         process = until(lambda: members(name).get(fault.program)) if fault.program else 0
@@ -266,3 +332,30 @@ def test_tokens_are_the_targets_own(
         assert not happenings
         assert not fault.code or members(name)[fault.program] == process
     assert remains(name) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("windows", 16),
+        ("demo", 4),
+        ("qwen3_next", 16),
+        *(pytest.param(name, 16, marks=pytest.mark.slow) for name in LEVELS),
+    ],
+)
+def test_turns_edits_and_company_change_no_token(target: Callable[[str], Path], name: str, bits: int):
+    """The edit lies many windows before the end, so rows before the window are needed again."""
+    folder = str(target(name))
+    draft = str(DEMO_DRAFT) if name in ("windows", "demo") else folder
+    with Pipeline(folder, draft, kv_bits=bits) as pipeline:
+        first = pipeline.generate(MANY_IDS, HOT)
+        texts = [(*MANY_IDS, *first.tokens, *range(40, 80)), (*MANY_IDS[:90], *range(60, 120))]
+        turn, edited = (pipeline.generate(text, HOT) for text in texts)
+        texts += [MANY_IDS[begin:] for begin in (0, 10, 20, 30)]
+        together = pipeline.generate(texts[2:], HOT)
+    with Pipeline(folder, strategy="ar", prefix_cache_memory=0, kv_bits=bits) as plain:
+        expected = [plain.generate(text, HOT).tokens for text in texts]
+
+    assert [result.tokens for result in (turn, edited, *together)] == expected
+    assert turn.statistics.adopted_tokens >= len(MANY_IDS)

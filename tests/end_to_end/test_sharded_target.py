@@ -136,6 +136,18 @@ def test_a_rank_without_memory_ends_with_a_sentence_and_all_start_anew(
 
 
 @pytest.mark.slow
+def test_each_rank_quantizes_its_heads(tmp_path: Path):
+    """The ranks' sums round otherwise than the whole target's products, so a divided target is its own reference."""
+    file, tokens = tmp_path / "hosts.json", []
+    for strategy in ("ar", "adaptive"):
+        file.write_text(json.dumps({"hosts": [[f"127.0.0.1:{port}"] for port in free_ports(2)]}))
+        with Pipeline(target_hosts=str(file), strategy=strategy, kv_bits=4) as pipeline:
+            tokens.append(pipeline.generate(PROMPT, SETTINGS[1]).tokens)
+
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.slow
 def test_a_rank_on_a_host_of_its_own_serves_one_pipeline_after_another(hosts: Path, reference: Reference):
     """Two addresses of a network namespace of the test's own stand in for two hosts."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:

@@ -104,8 +104,8 @@ def _command(command: Command) -> str:
             return "pardon"
         case Release(name):
             return f"release {name}"
-        case Place(shared):
-            return f"place {'on one device' if shared else 'apart'}"
+        case Place(shared_device):
+            return f"place {'on one device' if shared_device else 'apart'}"
         case TrialDecided(winner, loser):
             return f"draft {winner} wins over {loser}"
 

@@ -41,8 +41,6 @@ HELP = """\
 
 Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C stops an answer.
 A message that begins with a slash: write two."""
-_OTHER_NAMES = {"?": "help", "bye": "quit", "exit": "quit", "new": "clear", "q": "quit", "reset": "clear"}
-"""Names that other programs give to commands; `/help` does not list them."""
 
 
 @dataclass
@@ -78,7 +76,6 @@ class ChatConversation:
             "seed": self._seed,
             "quit": self._quit,
         }
-        name = _OTHER_NAMES.get(name, name)
         if name not in commands:
             begun = [each for each in commands if name and each.startswith(name)]
             near = begun or difflib.get_close_matches(name, commands, 1)

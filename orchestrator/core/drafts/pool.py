@@ -54,7 +54,7 @@ class DraftPool:
         """Since when no request is live; None while one is."""
         self._pause = 0.0
         """Seconds without a request before the last one."""
-        self._placed: bool | None = None
+        self._shared_device: bool | None = None
         """The workers share one device; None until a draft is active."""
 
     @property
@@ -69,11 +69,11 @@ class DraftPool:
 
     def place(self) -> list[Command]:
         """Let the workers' places follow the mode."""
-        mode, before = self.mode, self._placed
+        mode, before = self.mode, self._shared_device
         if mode is Mode.PLAIN:
             return []
-        self._placed = mode in IN_TURNS
-        return [] if before in (None, self._placed) else [Place(self._placed)]
+        self._shared_device = mode in IN_TURNS
+        return [] if before in (None, self._shared_device) else [Place(self._shared_device)]
 
     def statuses(self) -> dict[int, DraftStatus]:
         return self.election.statuses()
@@ -101,7 +101,7 @@ class DraftPool:
     def draft_up(self, event: WorkerUp, now: float) -> list[Command]:
         commands = self.draft_down(event.incarnation, now)
         auto = self._placement == "auto"
-        turns = TurnTaking(event.shares_device if auto else self._placement == "shared", fixed=not auto)
+        turns = TurnTaking(event.shared_device if auto else self._placement == "shared", fixed=not auto)
         self._drafts[event.incarnation] = Draft(event.hello, self.histories.take(event.hello, turns))
         self.election.draft_up(event.incarnation)
         return [*commands, *self._apply_election(now)]

@@ -291,9 +291,9 @@ class LocalWorkers:
                 self.supervisor.forget(seat)
             yield InputError(text)
 
-    def place(self, shared: bool) -> None:
+    def place(self, shared_device: bool) -> None:
         """Draft and target compute on one device or apart from now on."""
-        for incarnation, cores in self.supervisor.place(shared).items():
+        for incarnation, cores in self.supervisor.place(shared_device).items():
             self._send(incarnation, Cores(cores))
 
     def ping(self) -> None:
@@ -377,7 +377,7 @@ class LocalWorkers:
                 if child.seat in self._died:
                     self._died.discard(child.seat)
                     yield WorkerNews(f"The {child.role} worker runs again.")
-                yield WorkerUp(incarnation, hello, shares_device=self.supervisor.begins_shared(child.seat))
+                yield WorkerUp(incarnation, hello, shared_device=self.supervisor.shared_device(child.seat))
                 self._probe(incarnation)
             case Pong() as pong:
                 yield Arrived(child.role, incarnation, pong)

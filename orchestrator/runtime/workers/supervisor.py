@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.placement import begins_shared, worker_cores
+from orchestrator.machine.placement import shared_device, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
 from orchestrator.runtime.memory_plan import loaded_drafter
 from orchestrator.runtime.restarts import RestartPolicy
@@ -143,17 +143,17 @@ class Supervisor:
         self.children[seat] = Child(seat, role, incarnation, process, life, log)
         return self.children[seat]
 
-    def begins_shared(self, seat: Seat) -> bool:
+    def shared_device(self, seat: Seat) -> bool:
         """Whether the draft of this seat begins on the target's device."""
         setup = self._setup
         own_device = self._engine(seat) in _OWN_DEVICE or bool(setup.draft_command)
-        return begins_shared(setup.options, own_device, paced=setup.pace is not None)
+        return shared_device(setup.options, own_device, paced=setup.pace is not None)
 
-    def place(self, shared: bool) -> dict[int, tuple[int, ...]]:
+    def place(self, shared_device: bool) -> dict[int, tuple[int, ...]]:
         """Workers compute on one device or apart from now on. Returns the cores of those whose cores change."""
         if not self._cores:
             return {}
-        before, self._cores = self._cores, worker_cores(shared)
+        before, self._cores = self._cores, worker_cores(shared_device)
         changed = {} if self._cores == before else self.children
         return {child.incarnation: self._cores_of(child.role) for child in changed.values()}
 
@@ -300,7 +300,7 @@ class Supervisor:
     def _first_cores(self) -> Mapping[Role, tuple[int, ...]]:
         """Local ranks get no cores of their own: on one core, each collective would cost a time slice."""
         hosts = self._setup.target_hosts
-        return {} if hosts is not None and hosts.local else worker_cores(self.begins_shared("draft"))
+        return {} if hosts is not None and hosts.local else worker_cores(self.shared_device("draft"))
 
     def _cores_of(self, role: Role) -> tuple[int, ...]:
         """A prefill worker shares the draft's cores: during prefill there is little to draft."""

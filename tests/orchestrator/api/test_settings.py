@@ -20,6 +20,7 @@ from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.coreml import FOLDER_MODEL, EngineRates
 from protocol.errors import InputError, PipelineError
 from protocol.messages.sampling import ModelSampling
+from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
@@ -65,6 +66,10 @@ def test_keywords_change_the_settings_beside_them():
         ({"draft_with": 3}, "There is no option 'draft_with'"),
         *(({"context": wrong}, "context must be") for wrong in (-1, 1 << 30)),
         ({"context": "all"}, "context can't be 'all'"),
+        ({"prefill_engine": "guest"}, "set listen"),
+        ({"prefill_engine": "guest", "listen": "127.0.0.1:0", "arena_memory": 0}, "set arena_memory above 0"),
+        ({"prefill_engine": "mlx", "arena_memory": 0}, "set arena_memory above 0"),
+        ({"strategy": "ar", "prefill_engine": "coreml", "kv_bits": 8}, r"can't quantize KV.*kv_bits 16"),
     ],
 )
 def test_a_wrong_setting_is_named(wrong: dict[str, Any], sentence: str):
@@ -73,6 +78,23 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], sentence: str):
     if wrong.keys() <= set(PipelineSettings.__struct_fields__):
         with pytest.raises(InputError, match=sentence):
             Pipeline(settings=PipelineSettings(**wrong))
+
+
+def test_a_target_that_no_shipped_draft_fits_decodes_alone_and_says_why(tmp_path: Path):
+    """A draft that was asked for is an error, and those of other machines may still come."""
+    target = str(with_other_tokenizer(DEMO_TARGET, tmp_path / "target"))
+    with pytest.raises(
+        InputError,
+        match=r"another tokenizer than the target .* \(token \d+ is .* in the draft\).* Choose a draft of the same",
+    ):
+        Pipeline(target, str(DEMO_DRAFT)).start()
+    strategies = [("ar", {}), ("adaptive", {"listen": "127.0.0.1:0"})]
+    for strategy, options in strategies:
+        pipeline = Pipeline(target, **options)
+
+        assert pipeline.note.startswith("There is no draft, since no shipped draft fits the target")
+        assert pipeline.strategy == strategy
+    assert Pipeline(target, strategy="ar").note == ""
 
 
 @pytest.fixture

@@ -134,16 +134,14 @@ def test_what_makes_no_sense_is_a_sentence(tmp_path: Path, content: str, words: 
         run(tmp_path, content, "say")
 
 
-def test_a_file_that_is_not_there_or_is_no_text_is_a_sentence(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("file", "words"), [("none.toml", "can't be read"), ("noise.toml", "no TOML"), ("/dev/zero", "more than 1 MiB")]
+)
+def test_a_file_that_is_not_there_or_is_no_text_is_a_sentence(tmp_path: Path, file: str, words: str):
     (tmp_path / "noise.toml").write_bytes(b"\xff\xfe")
 
-    for file, words in (
-        ("none.toml", "can't be read"),
-        ("noise.toml", "no TOML"),
-        ("/dev/zero", "more than 1 MiB"),
-    ):
-        with pytest.raises(InputError, match=words):
-            default_map(tool, tmp_path / file)
+    with pytest.raises(InputError, match=words):
+        default_map(tool, tmp_path / file)
 
 
 def test_config_says_what_is_in_force_and_from_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -27,16 +27,6 @@ def test_a_list_of_commands_is_complete_and_cuts_no_sentence(words: tuple[str, .
         assert f" {name} {' '.join(command.get_short_help_str(1000).split())}" in shown
 
 
-def test_the_first_help_has_commands_by_their_use():
-    shown = output("--help").split("\n\n")
-
-    talk = next(part for part in shown if part.startswith("Talk:"))
-    assert [line.split()[0] for line in talk.splitlines()[1:] if line[2] != " "] == ["chat", "generate", "launch"]
-    assert [part.split(":")[0] for part in shown[-5:]] == [
-        *("Talk", "Serve", "Models and settings", "Several machines", "Laboratory")
-    ]
-
-
 def test_every_help_fits_the_terminal():
     """Examples, and an option with all its values."""
     for path, _ in commands(cli):
@@ -62,79 +52,40 @@ def test_help_has_what_people_use_and_help_all_the_rest():
         assert {flag for flag in known if flag not in output(*path, "--help-all")} == set()
 
 
-def test_short_and_other_names():
-    assert output("-V") == output("--version")
-    assert output("run", "--help") == output("generate", "--help")
+NO_FOLDER = "since there is no folder {folder}/file"
 
 
 @pytest.mark.parametrize(
-    ("words", "called"),
+    ("words", "file", "reason"),
     [
-        (["run"], "chat"),
-        (["run", "--pair", "demo", "--seed", "1"], "chat"),
-        (["run", "hi", "--pair", "demo"], "generate"),
-        (["run", "--raw"], "generate"),
-        (["run", "--help"], "generate"),
-        (["run", "--foo"], "generate"),
+        *(
+            (words, "file/deep/x", NO_FOLDER)
+            for words in (
+                ("convert", "--out"),
+                ("train-draft", "--kind", "eagle3", "--target", "x", "--out"),
+                ("train-draft", "--kind", "eagle3", "--target", "x", "--out", "new", "--work"),
+                ("profile", "--out"),
+                ("first-light", "--out"),
+                ("calibrate", "--out"),
+                ("generate", "x", "--record"),
+            )
+        ),
+        (("plan", "--plot"), "file/x.png", NO_FOLDER),
+        (("plan", "--plot"), "x.foo", "must end in .png"),
+        (("plan", "--plot"), "sub", "is a directory"),
     ],
 )
-def test_run_without_a_prompt_at_a_terminal_is_a_chat(words: list[str], called: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-
-    name, command, rest = cli.resolve_command(click.Context(cli), words)
-
-    assert (name, command, rest) == (called, cli.commands[called], words[1:])
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
-    assert cli.resolve_command(click.Context(cli), words)[0] == "generate"
-
-
-def test_what_is_missing_is_one_line():
-    for path, command in commands(cli):
-        context = click.Context(command, info_name=" ".join(path))
-        missing = [each for each in command.params if each.required]
-        if missing:
-            result = CliRunner().invoke(cli, path)
-            assert result.exit_code == 2, context.info_name
-            assert "rror" in result.output
-
-
-@pytest.mark.parametrize(
-    ("file", "words"), [("nowhere/x.png", "no folder"), ("x.foo", "must end in .png"), ("sub", "is a directory")]
-)
-def test_a_picture_that_can_not_be_written_is_refused_before_the_work(
-    file: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_or_file_that_can_not_be_written_is_refused_before_the_work(
+    words: tuple[str, ...], file: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "sub").mkdir()
-
-    def worked(*_: object) -> None:
-        raise AssertionError("the work began")
-
-    monkeypatch.setattr("orchestrator.cli.commands.plan.predict", worked)
-    result = CliRunner().invoke(cli, ["plan", "--plot", str(tmp_path / file)])
-
-    assert result.exit_code == 2
-    assert words in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("convert", "--out"),
-        ("train-draft", "--kind", "eagle3", "--target", "x", "--out"),
-        ("train-draft", "--kind", "eagle3", "--target", "x", "--out", "new", "--work"),
-        ("profile", "--out"),
-        ("first-light", "--out"),
-        ("calibrate", "--out"),
-        ("generate", "x", "--record"),
-    ],
-)
-def test_a_folder_or_file_that_can_not_be_written_is_refused_before_the_work(words: tuple[str, ...], tmp_path: Path):
     (tmp_path / "file").touch()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.setattr("orchestrator.cli.commands.plan.predict", None)
 
-    result = CliRunner().invoke(cli, [*words, str(tmp_path / "file" / "deep" / "x")])
+    result = CliRunner().invoke(cli, [*words, str(tmp_path / file)])
 
     assert result.exit_code == 2
-    assert f"since there is no folder {tmp_path}/file" in " ".join(result.output.split())
+    assert reason.format(folder=tmp_path) in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -179,38 +130,3 @@ def test_config_shows_the_defaults_that_help_states():
     row = next(line for line in output("config", "chat", width=200).splitlines() if "--draft-tokens" in line)
 
     assert f"[default: {row.split()[1]}]" in " ".join(output("chat", "--help-all").split())
-
-
-# Names that other programs give to commands ------------------------------------------------------
-
-
-NAMES = {"benchmark": "bench", "list-models": "pairs"}
-
-
-@pytest.mark.parametrize(("other", "own"), NAMES.items())
-def test_a_command_has_its_own_name_and_settings_by_any_name(
-    other: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found: list[tuple[str | None, object]] = []
-    context = click.get_current_context
-    command = cli.commands[own]
-    # Without a measurement's name, `bench` is that of the strategies.
-    monkeypatch.setattr(
-        command.commands["strategies"] if isinstance(command, click.Group) else command,
-        "callback",
-        lambda **given: found.append((context().command_path.split()[1], given["as_json"])),
-    )
-    file = tmp_path / "config.toml"
-    file.write_text(f"[{own}]\njson = true\n")
-
-    for name in (own, other):
-        CliRunner().invoke(cli, ["--config", str(file), name], catch_exceptions=False)
-
-    assert found == [(own, True)] * 2
-
-
-def test_help_lists_each_command_once():
-    listed = CliRunner().invoke(cli, ["--help"], catch_exceptions=False).output
-
-    assert not any(f"  {name} " in listed for name in NAMES)
-    assert all(f"  {name} " in listed for name in NAMES.values())

@@ -159,42 +159,35 @@ def test_the_service_has_the_key_that_serve_would_have_in_the_terminal(
     assert _key_at_start(_said("install")["arguments"], monkeypatch) == (key, False)
 
 
+NOTHING = ("DRAFT", "d", "")
+
+
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "options", "words"),
     [
-        (("API_KEY", "key-of-mine", 'api-key = "of-the-configuration"'), "LAUNCH_PIPELINE_API_KEY is set, and the con"),
-        (("SERVE_API_KEY", "key-of-mine", 'api-key = "of-the-configuration"'), "LAUNCH_PIPELINE_SERVE_API_KEY is set"),
-        (("NO_API_KEY", "false", "no-api-key = true"), "the configuration has no-api-key"),
-        (("API_KEY", "short", ""), "at least 8 printable"),
-        (("NO_API_KEY", "1", 'host = "0.0.0.0"'), "can be reached from other machines"),
+        *(
+            (given, (), words)
+            for given, words in (
+                (("API_KEY", "key-of-mine", 'api-key = "of-mine-too"'), "LAUNCH_PIPELINE_API_KEY is set, and the con"),
+                (("SERVE_API_KEY", "key-of-mine", 'api-key = "other"'), "LAUNCH_PIPELINE_SERVE_API_KEY is set"),
+                (("NO_API_KEY", "false", "no-api-key = true"), "the configuration has no-api-key"),
+                (("API_KEY", "short", ""), "at least 8 printable"),
+                (("NO_API_KEY", "1", 'host = "0.0.0.0"'), "can be reached from other machines"),
+            )
+        ),
+        (NOTHING, ("--api-key", "on-the-line"), "can't be one"),
+        (NOTHING, ("--port", "0"), "a port that stays the same"),
+        (NOTHING, ("--no-such-option",), "No such option"),
+        (NOTHING, ("--draft", "a\nb"), "line breaks"),
+        (NOTHING, ("--draft", "a\x1bb"), "control characters"),
+        (NOTHING, ("--draft", "a\udcffb"), "bytes that are no text"),
     ],
 )
-def test_a_key_with_which_the_service_would_not_start_installs_nothing(
-    configured: Callable[[str, str, str], None], tmp_path: Path, given: Any, words: str
+def test_with_what_the_service_would_not_start_nothing_is_installed(
+    configured: Callable[[str, str, str], None], tmp_path: Path, given: Any, options: tuple[str, ...], words: str
 ):
     configured(*given)
-    result = _run("install")
-
-    assert isinstance(result.exception, InputError)
-    assert words in str(result.exception)
-    assert _files(tmp_path / "home") == []
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--api-key", "on-the-line"], "can't be one"),
-        (["--port", "0"], "a port that stays the same"),
-        (["--no-such-option"], "No such option"),
-        (["--draft", "a\nb"], "line breaks"),
-        (["--draft", "a\x1bb"], "control characters"),
-        (["--draft", "a\udcffb"], "bytes that are no text"),
-    ],
-)
-def test_options_that_a_service_can_not_have_install_nothing(
-    systemctl: Path, tmp_path: Path, options: list[str], words: str
-):
-    result = _run("install", "--", *options)
+    result = _run("install", *(("--", *options) if options else ()))
 
     assert words in str(result.exception)
     assert _files(tmp_path / "home") == []
@@ -248,34 +241,23 @@ def _unit(folder: Path) -> tuple[ServiceManager, Path]:
     return SystemdUnit(folder / "home" / ".config", str(program)), program
 
 
-BOTH = pytest.mark.parametrize("make", [_agent, _unit])
-
-
-@BOTH
-def test_a_service_that_was_installed_runs_with_its_arguments_until_it_is_replaced(make, tmp_path: Path):
+@pytest.mark.parametrize("make", [_agent, _unit])
+def test_a_service_runs_with_its_arguments_until_it_is_replaced_or_removed_without_a_trace(make, tmp_path: Path):
     manager, _ = make(tmp_path)
     assert (manager.remove(), manager.state().installed) == (False, False)
 
     manager.install(DEFINITION)
-    state = manager.state()
-    manager.install(replace(DEFINITION, arguments=("serve", "--host", "::1", "--port", "1")))
-
+    state, log = manager.state(), Path(manager.state().log)
     assert (state.installed, state.process, state.arguments) == (True, 4242, DEFINITION.arguments)
     assert Path(state.definition).is_file()
+    manager.install(replace(DEFINITION, arguments=("serve", "--host", "::1", "--port", "1")))
     assert manager.state().arguments == ("serve", "--host", "::1", "--port", "1")
 
-
-@BOTH
-def test_nothing_is_left_of_a_service_that_was_removed(make, tmp_path: Path):
-    manager, _ = make(tmp_path)
-    manager.install(DEFINITION)
-    log = Path(manager.state().log)
     if log.is_absolute():
         log.write_text("words")
         log.with_name("serve.log.1").write_text("old words")
-
     assert manager.remove()
-    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert _files(tmp_path / "home") == []
     assert not log.exists()
     assert not (tmp_path / "fake" / "loaded").exists()
     assert manager.state().installed is False

@@ -34,8 +34,11 @@ def _entries(
     found: list[ModelEntry] = []
     monkeypatch.setattr(run, "run_models", lambda served, *_: found.extend(entry for entry, _ in served))
     options = {"target": DEMO_TARGET, "draft": DEMO_DRAFT, "draft_engine": "mlx", "arena_memory": 1024}
-    settings = PipelineSettings().changed(**options, **more)
-    models = [ConfiguredModel(name, (), pin, settings) for name, pin in pinned.items()]
+    settings = PipelineSettings().changed(**{**options, **more})
+    contexts = {"auto": {"context": "auto"}, "asked": {"context": 2048}}
+    models = [
+        ConfiguredModel(name, (), pin, settings.changed(**contexts.get(name, {}))) for name, pin in pinned.items()
+    ]
     serve_models(models, ServerSettings(names=(), hosts=("127.0.0.1",)), 0, False, keep_minutes=1, memory_gib=gib)
     return found
 
@@ -78,13 +81,7 @@ def test_pinned_models_that_do_not_fit_together_are_refused_with_what_counts(mon
 
 
 def test_pinned_models_with_a_context_have_theirs_before_those_of_auto(monkeypatch: pytest.MonkeyPatch):
-    found: list[ModelEntry] = []
-    monkeypatch.setattr(run, "run_models", lambda served, *_: found.extend(entry for entry, _ in served))
-    settings = PipelineSettings(target=str(DEMO_TARGET), draft_engine="none", arena_memory=64, concurrent=64)
-    tables = {"auto": "auto", "asked": 2048}
-    models = [ConfiguredModel(name, (), True, settings.changed(context=each)) for name, each in tables.items()]
-    serve_models(models, ServerSettings(names=(), hosts=("127.0.0.1",)), 0, False, keep_minutes=1, memory_gib=3.2)
-
-    auto, asked = found
+    more = {"draft_engine": "none", "arena_memory": 64, "concurrent": 64}
+    auto, asked = _entries(monkeypatch, 3.2, more, auto=True, asked=True)
     assert asked.kv_for == "64 × 2,048 tokens"
     assert 0.9 * (3.2 * GIB - asked.bytes) < auto.bytes <= 3.2 * GIB - asked.bytes

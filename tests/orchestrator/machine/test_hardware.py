@@ -14,7 +14,7 @@ from orchestrator.machine import hardware
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import Blas, ForwardTimes
 from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
-from orchestrator.machine.placement import begins_shared, worker_cores
+from orchestrator.machine.placement import shared_device, worker_cores
 from orchestrator.runtime import doctor
 from tests.support.paths import ROOT
 
@@ -227,30 +227,30 @@ def cores_of(monkeypatch: pytest.MonkeyPatch):
 def test_few_cores_are_shared(cores_of, cores: int, shared: bool):
     cores_of(cores)
 
-    assert begins_shared(Options(), own_device=False) is shared
+    assert shared_device(Options(), own_device=False) is shared
 
 
 def test_one_gpu_is_shared_and_a_device_of_its_own_is_not(cores_of):
     cores_of(0)
 
-    assert begins_shared(Options(), own_device=False)
-    assert not begins_shared(Options(), own_device=True)
+    assert shared_device(Options(), own_device=False)
+    assert not shared_device(Options(), own_device=True)
 
 
 def test_the_devices_of_a_profile_are_apart(cores_of):
     for cores in (0, 2, 16):
         cores_of(cores)
 
-        assert not begins_shared(Options(), own_device=False, paced=True)
-        assert begins_shared(Options(placement="shared"), own_device=False, paced=True)
+        assert not shared_device(Options(), own_device=False, paced=True)
+        assert shared_device(Options(placement="shared"), own_device=False, paced=True)
 
 
 def test_the_user_decides(cores_of):
     cores_of(2)
 
-    assert not begins_shared(Options(placement="apart"), own_device=False)
+    assert not shared_device(Options(placement="apart"), own_device=False)
     cores_of(0)
-    assert begins_shared(Options(placement="shared"), own_device=True)
+    assert shared_device(Options(placement="shared"), own_device=True)
 
 
 @pytest.mark.parametrize(("strategy", "shared"), [("ar", True), ("sd", True), ("ssd", False)])
@@ -258,13 +258,13 @@ def test_a_strategy_that_never_drafts_beside_the_target_shares(cores_of, strateg
     for cores in (0, 2, 16):
         cores_of(cores)
 
-        assert begins_shared(Options(strategy=strategy), own_device=False) is shared
+        assert shared_device(Options(strategy=strategy), own_device=False) is shared
 
 
 def test_cores_are_all_or_divided(cores_of):
     cores_of(4)
 
-    assert worker_cores(shared=True) == {"target": (0, 1, 2, 3), "draft": (0, 1, 2, 3)}
-    assert worker_cores(shared=False) == {"target": (0, 1, 2), "draft": (3,)}
+    assert worker_cores(shared_device=True) == {"target": (0, 1, 2, 3), "draft": (0, 1, 2, 3)}
+    assert worker_cores(shared_device=False) == {"target": (0, 1, 2), "draft": (3,)}
     cores_of(0)
-    assert worker_cores(shared=True) == worker_cores(shared=False) == {}
+    assert worker_cores(shared_device=True) == worker_cores(shared_device=False) == {}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -21,7 +21,7 @@ from rich.console import Console
 from orchestrator.cli.commands.launch.programs import PROGRAMS, AgentProgram, AskedServer, Invocation
 from orchestrator.cli.commands.launch.server import HttpServer, http_server
 from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.configuration import own_setting, setting_name
+from orchestrator.cli.configuration import setting_name
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.servers import running_servers
@@ -35,35 +35,25 @@ _NOT_OFFERED = ("host", "port", "api_key", "api_key_file", "no_api_key", "for_st
 """Where the server listens, and for whom, is decided by the other command."""
 
 
-class ServeSettings(NamedTuple):
-    words: tuple[str, ...]
-    """The options on the command line."""
-    environment: Mapping[str, str]
-    """The other command's own settings from its environment and configuration, as `serve` reads them. Settings of all
-    commands are left out: `serve` finds them itself, and its own are stronger."""
-
-
-def serve_options(command: click.Command) -> click.Command:
-    """Adds the options of `serve` that `command` does not have itself."""
+def serve_options(command: BriefCommand) -> BriefCommand:
+    """Adds the options of `serve` that `command` does not have itself, for its command line alone: `serve` reads its
+    own settings."""
     own = {parameter.name for parameter in command.params}
-    command.params += [copy.copy(option) for option in _offered() if option.name not in own]
+    borrowed = [copy.copy(option) for option in _offered() if option.name not in own]
+    command.params += borrowed
+    command.borrowed = frozenset(setting_name(option) for option in borrowed)
     return command
 
 
-def serve_settings(context: click.Context) -> ServeSettings:
-    """What `serve` must be given so that its options have the values that they have in `context`."""
+def serve_words(context: click.Context) -> tuple[str, ...]:
+    """The options of `serve` on the command line."""
     words: list[str] = []
-    environment: dict[str, str] = {}
     names = {option.name for option in _offered()}
     for option in context.command.params:
-        if not isinstance(option, click.Option) or option.name not in names:
-            continue
-        value = context.params[option.name]
-        if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
-            words += _words(option, value)
-        elif own_setting(context, option):
-            environment[f"LAUNCH_PIPELINE_SERVE_{setting_name(option).upper()}"] = _text(value)
-    return ServeSettings(tuple(words), environment)
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if isinstance(option, click.Option) and option.name in names and given:
+            words += _words(option, context.params[option.name])
+    return tuple(words)
 
 
 def _offered() -> Iterator[click.Option]:
@@ -77,11 +67,6 @@ def _words(option: click.Option, value: Any) -> list[str]:
     if option.is_flag:
         return [flag] if value else list(option.secondary_opts[:1])
     return [word for each in (value if option.multiple else [value]) for word in (flag, str(each))]
-
-
-def _text(value: Any) -> str:
-    """As click splits it again."""
-    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 _CLOSING_SECONDS = 15.0
@@ -185,7 +170,7 @@ def launch(
     if executable is None:
         raise PipelineError(f"{chosen.command} is not installed: run `{chosen.install}`, then try again.")
     with ExitStack() as stack:
-        found = _named(context, server, api_key) or _running(serve_settings(context), model)
+        found = _named(context, server, api_key) or _running(serve_words(context), model)
         try:
             asked = found or stack.enter_context(_own_server(context))
         except ServerEnded as ended:
@@ -200,15 +185,15 @@ def _named(context: click.Context, address: str | None, key: str | None) -> Http
     """The server that the user names. Raises InputError for options of another one beside it."""
     if address is None:
         return None
-    words = serve_settings(context).words
+    words = serve_words(context)
     if words:
         raise InputError(f"--server names a server that runs, so {words[0]} has no effect: leave one of them out.")
     return http_server(address, key)
 
 
-def _running(settings: ServeSettings, model: str | None) -> HttpServer | None:
+def _running(words: tuple[str, ...], model: str | None) -> HttpServer | None:
     """The latest server of this user that answers and has `model`; none if an option says what a server must be."""
-    if settings.words:
+    if words:
         return None
     for running in running_servers(servers_folder()):
         server = HttpServer(running.address, running.key)
@@ -265,14 +250,14 @@ def _own_server(context: click.Context) -> Iterator[HttpServer]:
 
     While models load, the server tells of it on standard error. What it writes later is shown when the context ends.
     """
-    settings, configuration = serve_settings(context), context.find_root().meta.get("configuration")
+    configuration = context.find_root().meta.get("configuration")
     given = ("--config", str(configuration)) if configuration else ()
     with temporary_folder() as folder:
         log = folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*module_command("orchestrator.cli.entry"), *given, "serve", *_OWN, *settings.words],
-                env={**os.environ, **settings.environment, SERVERS_VARIABLE: str(folder)},
+                [*module_command("orchestrator.cli.entry"), *given, "serve", *_OWN, *serve_words(context)],
+                env={**os.environ, SERVERS_VARIABLE: str(folder)},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 # Ctrl-C is the program's.

@@ -109,8 +109,25 @@ class Server:
         assert isinstance(answer, Welcome)
         return Stamp(answer.epoch, answer.incarnation)
 
-    def worker(self, keys: KeyPair, stamp: Stamp) -> Link:
-        return self.link(keys, stamp, ToWorker)
+    def worker(self, *sent: Any, keys: KeyPair = GUEST, stamp: Stamp | None = None, role: str = "draft") -> Link:
+        """A guest's, with these messages; without `stamp` it has been welcomed."""
+        link = self.link(keys, self.welcome(keys, role) if stamp is None else stamp, ToWorker | FeatureBlock)
+        for message in sent:
+            link.send(message)
+        return link
+
+    def up(self, hello: Hello) -> tuple[int, Link]:
+        """The incarnation and the link of a worker that is up."""
+        stamp = self.welcome(GUEST, hello.role)
+        worker = self.worker(hello, stamp=stamp)
+        self.turn_until(lambda: WorkerUp in kinds(self.events))
+        return stamp.incarnation, worker
+
+    def hear(self, worker: Link, enough: Callable[[list[Any]], Any]) -> list[Any]:
+        """What the worker gets until that is enough."""
+        got: list[Any] = []
+        self.turn_until(lambda: got.extend(worker.receive(0)) or enough(got))
+        return got
 
     def close(self) -> None:
         self.remote.close()
@@ -156,9 +173,7 @@ UNHEARD: dict[str, tuple[str, list[Any], list[type]]] = {
 def test_what_another_machine_has_no_say_in_is_never_heard_of(
     server: Server, role: str, sent: list[Any], heard: list[type]
 ):
-    worker = server.worker(GUEST, server.welcome(GUEST, role))
-    for message in sent:
-        worker.send(message)
+    server.worker(*sent, role=role)
     server.turn_until(lambda: server.remote.stale and len(server.events) >= len(heard))
 
     assert kinds(server.events) == heard
@@ -167,12 +182,11 @@ def test_what_another_machine_has_no_say_in_is_never_heard_of(
 
 
 def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(server: Server):
-    worker = server.worker(GUEST, server.welcome(GUEST))
-    stamp = Stamp(EPOCH, 5)
+    worker, stamp = server.worker(), Stamp(EPOCH, 5)
     block, grow = encode(KvBlock(ONE, 0, 0, 1, 0), stamp), encode(Fault("lost", "", ONE), stamp)
     for frames in ([block], [block, b"a", b"b"], [grow, b"a"], [grow, block]):
         worker.socket.send_multipart(frames)
-    worker.send(modelled_hello("draft"))
+    worker.send(HELLO)
     server.turn_until(lambda: WorkerUp in kinds(server.events))
 
     assert kinds(server.events) == [WorkerUp]
@@ -183,22 +197,15 @@ def test_a_refusal_can_not_play_with_the_guests_terminal():
         raise_refusal(Refused("", "no \x1b]0;root\x07", "input"))
 
 
-def test_a_stamp_is_worth_nothing_to_another_guest(server: Server):
-    stamp = server.welcome(GUEST)
-    thief = server.worker(OTHER, stamp)
-    thief.send(modelled_hello("draft"))
-    thief.send(Verdict(ONE, 0, (), 5, 0.1))
-    server.turn_until(lambda: server.remote.stale == 2)
-
-    assert server.events == []
-
-
-@pytest.mark.parametrize("stamp", [Stamp(EPOCH, 1), Stamp(EPOCH, 6), Stamp(EPOCH + 1, 5), Stamp(0, 0)])
-def test_messages_with_an_unknown_stamp_do_not_count(server: Server, stamp: Stamp):
+@pytest.mark.parametrize(
+    ("keys", "stamp"),
+    [(OTHER, Stamp(EPOCH, 5)), *((GUEST, Stamp(*each)) for each in ((EPOCH, 1), (EPOCH, 6), (EPOCH + 1, 5), (0, 0)))],
+)
+def test_messages_with_another_guests_or_an_unknown_stamp_do_not_count(server: Server, keys: KeyPair, stamp: Stamp):
     """Numbers of the pipeline's own workers included."""
     assert server.welcome(GUEST) == Stamp(EPOCH, 5)
-    server.worker(GUEST, stamp).send(modelled_hello("draft"))
-    server.turn_until(lambda: server.remote.stale == 1)
+    server.worker(HELLO, VERDICT, keys=keys, stamp=stamp)
+    server.turn_until(lambda: server.remote.stale == 2)
 
     assert server.events == []
 
@@ -214,11 +221,9 @@ def test_a_guest_can_not_let_others_in(server: Server):
 
 
 def test_one_guest_can_not_take_back_anothers_worker(server: Server):
-    worker = server.worker(GUEST, server.welcome(GUEST))
-    worker.send(modelled_hello("draft"))
-    server.turn_until(lambda: WorkerUp in kinds(server.events))
+    _, worker = server.up(HELLO)
     server.link(OTHER).send(Leave(1))
-    server.worker(OTHER, Stamp(EPOCH, 5)).send(Fault("fatal", "I am your draft and I end."))
+    server.worker(Fault("fatal", "I am your draft and I end."), keys=OTHER, stamp=Stamp(EPOCH, 5))
     server.turn_until(lambda: server.remote.stale == 1)
     worker.send(Fault("lost", "", ONE))
     server.turn_until(lambda: Fault in kinds(server.events))
@@ -227,19 +232,15 @@ def test_one_guest_can_not_take_back_anothers_worker(server: Server):
 
 
 def test_a_target_that_is_replaced_is_detached_and_heard_no_more(server: Server):
-    stamp = server.welcome(GUEST, "target")
-    worker = server.worker(GUEST, stamp)
-    worker.send(TARGET_HELLO)
-    server.turn_until(lambda: WorkerUp in kinds(server.events))
-    (down,) = server.remote.give_up(stamp.incarnation, "The target did nothing for a request.")
+    incarnation, worker = server.up(TARGET_HELLO)
+    (down,) = server.remote.give_up(incarnation, "The target did nothing for a request.")
     worker.send(VERDICT)
     server.turn_until(lambda: server.remote.stale)
-    got: list[Any] = []
-    server.turn_until(lambda: got.extend(worker.receive(0)) or got[-1:] == [Shutdown()])
+    server.hear(worker, lambda got: got[-1:] == [Shutdown()])
 
-    assert down == WorkerDown("target", stamp.incarnation)
+    assert down == WorkerDown("target", incarnation)
     assert kinds(server.events) == [WorkerUp]
-    assert server.welcome(GUEST, "target") != stamp
+    assert server.welcome(GUEST, "target").incarnation != incarnation
 
 
 def test_a_machine_that_comes_and_goes_fills_no_log(server: Server, caplog: pytest.LogCaptureFixture):
@@ -250,7 +251,7 @@ def test_a_machine_that_comes_and_goes_fills_no_log(server: Server, caplog: pyte
             control.send(Attach("draft", life))
             control.send(Leave(life))
         server.turn_until(lambda: kinds(server.events).count(WorkerDown) == 300)
-        server.worker(OTHER, server.welcome(OTHER)).send(HELLO)
+        server.worker(HELLO, keys=OTHER)
         server.turn_until(lambda: WorkerUp in kinds(server.events))
 
     assert [line.split()[4] for line in caplog.messages] == 20 * ["guest"] + ["other"]
@@ -277,30 +278,24 @@ def test_a_machine_gives_signs_of_life_while_its_worker_loads(
 
 
 def test_texts_that_would_play_with_a_terminal_never_get_in(server: Server):
-    worker = server.worker(GUEST, server.welcome(GUEST))
-    worker.send(Hello("draft", "mlx", "\x1b]0;root\x07", "llama", 50, 400, "same", "cpu", 1))
-    worker.send(modelled_hello("draft"))
+    server.worker(Hello("draft", "mlx", "\x1b]0;root\x07", "llama", 50, 400, "same", "cpu", 1), HELLO)
     server.turn_until(lambda: WorkerUp in kinds(server.events))
 
     (up,) = server.events
     assert isinstance(up, WorkerUp)
-    assert up.hello == modelled_hello("draft")
+    assert up.hello == HELLO
 
 
 @pytest.mark.usefixtures("registry")
 def test_features_of_another_machines_target_are_in_a_ring_of_this_machine_until_it_goes(server: Server):
     """It hears which blocks have come, those that nobody asked for too."""
-    stamp = server.welcome(GUEST, "target")
-    worker = server.worker(GUEST, stamp)
-    worker.send(replace(TARGET_HELLO, taps=TAPS))
-    server.turn_until(lambda: server.events)
-    server.remote.send(stamp.incarnation, Tap(FORM.outputs))
-    server.remote.send(stamp.incarnation, Start(ONE, 0, (1, 2, 3, 4), NodeId(7), Sampling()))
+    incarnation, worker = server.up(replace(TARGET_HELLO, taps=TAPS))
+    server.remote.send(incarnation, Tap(FORM.outputs))
+    server.remote.send(incarnation, Start(ONE, 0, (1, 2, 3, 4), NodeId(7), Sampling()))
     stray, *_ = shipments(RequestId(2), 0, 0, FORM, ElementType.FLOAT16, np.ones((3, 128), np.float16))
     for number, (block, payload) in enumerate((stray, FEATURES), start=1):
         worker.send(FeatureShipment(replace(block, number=number), payload))
-    got: list[Any] = []
-    server.turn_until(lambda: got.extend(worker.receive(0)) or FeaturesTaken(2) in got)
+    got = server.hear(worker, lambda got: FeaturesTaken(2) in got)
     (features,) = (e.message for e in server.events if isinstance(e, Arrived) and isinstance(e.message, Features))
     ring = FeatureRing.attach(features.name)
     found = ring.read(0, 3, FORM.outputs)
@@ -316,13 +311,11 @@ def test_features_of_another_machines_target_are_in_a_ring_of_this_machine_until
 
 
 def test_rows_of_a_drafts_matrix_are_handed_on(server: Server):
-    stamp = server.welcome(GUEST)
-    draft = server.worker(GUEST, stamp)
-    draft.send(HELLO)
+    incarnation, draft = server.up(HELLO)
     draft.send(MATRIX)
     server.turn_until(lambda: len(server.events) == 2)
 
-    assert server.events[1] == ProjectionArrived(stamp.incarnation, MATRIX)
+    assert server.events[1] == ProjectionArrived(incarnation, MATRIX)
 
 
 @pytest.mark.usefixtures("registry")
@@ -331,16 +324,13 @@ def test_a_draft_over_the_network_is_fed_the_rows_of_its_own_tokens(server: Serv
     prompt = tuple(2 * token % VOCABULARY for token in range(3, 903))
     recorded = FeatureForm((0, 1, 4), 2)
     ring = FeatureRing.create(recorded, ElementType.FLOAT16, fingerprint="a" * 64, epoch=EPOCH)
-    stamp = server.welcome(GUEST)
-    link = server.link(GUEST, stamp, ToWorker | FeatureBlock)
     engine = ConditionedEngine()
     draft = DraftWorker(engine, time.perf_counter)
-    link.send(draft.hello())
-    server.turn_until(lambda: server.events)
-    server.remote.send(stamp.incarnation, Start(ONE, 0, prompt, NodeId(7), Sampling(), BestFirst(2, 3)))
+    incarnation, link = server.up(draft.hello())
+    server.remote.send(incarnation, Start(ONE, 0, prompt, NodeId(7), Sampling(), BestFirst(2, 3)))
     for first, stop in ((0, 512), (512, 899)):
         ring.write(first, features(first, prompt[first:stop], recorded.outputs).astype(np.float16))
-        server.remote.send(stamp.incarnation, Features(ONE, 0, ring.name, first, stop - first))
+        server.remote.send(incarnation, Features(ONE, 0, ring.name, first, stop - first))
 
     def worked() -> list[Grow]:
         for message in link.receive(0):
@@ -365,11 +355,7 @@ def fed(server: Server, registry: Path) -> Iterator[tuple[str, int, Link]]:
     """The name of a ring of 3000 rows, and the incarnation and the link of a draft that reads it."""
     ring = FeatureRing.create(FORM, ElementType.FLOAT16, fingerprint="a" * 64, epoch=EPOCH)
     ring.write(0, np.ones((3000, 128), np.float16))
-    stamp = server.welcome(GUEST)
-    worker = server.link(GUEST, stamp, ToWorker | FeatureBlock)
-    worker.send(replace(HELLO, features=FORM))
-    server.turn_until(lambda: server.events)
-    yield ring.name, stamp.incarnation, worker
+    yield ring.name, *server.up(replace(HELLO, features=FORM))
     ring.unlink()
     ring.close()
 
@@ -377,14 +363,13 @@ def fed(server: Server, registry: Path) -> Iterator[tuple[str, int, Link]]:
 def test_a_draft_that_reads_features_gets_their_bytes_and_no_name(server: Server, fed: tuple[str, int, Link]):
     """Four blocks at most are under way until it answers a Ping behind them; Stop ends the rest."""
     ring, draft, worker = fed
-    got: list[Any] = []
     server.remote.send(draft, Features(ONE, 0, ring, 0, 3000))
-    server.turn_until(lambda: got.extend(worker.receive(0)) or sum(isinstance(m, Ping) for m in got) >= 2)
+    got = server.hear(worker, lambda got: sum(isinstance(m, Ping) for m in got) >= 2)
     blocks = [message for message in got if isinstance(message, FeatureShipment)]
     again = [message for message in got if isinstance(message, Ping)][-1]
     worker.send(Pong(again.sent))
     server.remote.send(draft, Stop(ONE))
-    server.turn_until(lambda: got.extend(worker.receive(0)) or any(isinstance(m, Stop) for m in got))
+    got += server.hear(worker, lambda got: any(isinstance(m, Stop) for m in got))
 
     assert not any(isinstance(message, Features) for message in got)
     assert [(shipment.block.first, shipment.block.rows) for shipment in blocks] == [(0, 2048), (2048, 952)]
@@ -394,31 +379,25 @@ def test_a_draft_that_reads_features_gets_their_bytes_and_no_name(server: Server
 def test_after_a_fault_a_draft_gets_the_rows_of_its_sequence_again(server: Server, fed: tuple[str, int, Link]):
     """No Stop follows: the draft has dropped the sequence already."""
     ring, draft, worker = fed
-    got: list[FeatureShipment] = []
 
-    def blocks() -> int:
-        got.extend(message for message in worker.receive(0) if isinstance(message, FeatureShipment))
-        return len(got)
+    def blocks() -> list[Any]:
+        found = server.hear(worker, lambda got: any(isinstance(message, FeatureShipment) for message in got))
+        return [(each.block.first, each.block.rows) for each in found if isinstance(each, FeatureShipment)]
 
-    server.remote.send(draft, Features(ONE, 0, ring, 0, 10))
-    server.remote.send(draft, Features(ONE, 0, ring, 0, 10))
-    server.turn_until(lambda: blocks() == 1)
+    for _ in range(2):
+        server.remote.send(draft, Features(ONE, 0, ring, 0, 10))
+    before = blocks()
     worker.send(Fault("refused", "no", ONE))
     server.turn_until(lambda: Fault in kinds(server.events))
     server.remote.send(draft, Features(ONE, 0, ring, 0, 10))
-    server.turn_until(lambda: blocks() == 2)
 
-    assert [(shipment.block.first, shipment.block.rows) for shipment in got] == [(0, 10)] * 2
+    assert [before, blocks()] == [[(0, 10)]] * 2
 
 
 def test_a_draft_that_reads_tokens_alone_gets_no_features(server: Server):
-    stamp = server.welcome(GUEST)
-    worker = server.worker(GUEST, stamp)
-    worker.send(modelled_hello("draft"))
-    server.turn_until(lambda: server.events)
-    server.remote.send(stamp.incarnation, Features(ONE, 0, "lp-0123456789abcdef0123", 0, 10))
-    server.remote.send(stamp.incarnation, Stop(ONE))
-    got: list[Any] = []
-    server.turn_until(lambda: got.extend(worker.receive(0)) or any(isinstance(m, Stop) for m in got))
+    draft, worker = server.up(HELLO)
+    server.remote.send(draft, Features(ONE, 0, NAME, 0, 10))
+    server.remote.send(draft, Stop(ONE))
+    got = server.hear(worker, lambda got: any(isinstance(m, Stop) for m in got))
 
     assert {type(message) for message in got} == {Ping, Stop}
