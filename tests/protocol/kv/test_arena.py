@@ -3,21 +3,27 @@
 import errno
 import os
 import signal
-import struct
 import tempfile
-import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from protocol.kv import segments
 from protocol.kv.arena import Arena
-from protocol.kv.arena_header import HEADER_BYTES, ArenaDamaged, ArenaLayout, ArenaMismatch, ElementType, decode_header
+from protocol.kv.arena_header import (
+    HEADER_BYTES,
+    ArenaDamaged,
+    ArenaLayout,
+    ArenaMismatch,
+    ElementType,
+    decode_header,
+    sealed,
+)
 from protocol.kv.segments import (
     SegmentError,
     create_segment,
@@ -95,19 +101,24 @@ def test_an_attacher_may_commit_without_reading_the_rows():
     assert adopt(arena.name).committed == 7
 
 
-def test_two_exchanged_rows_are_refused():
-    arena = filled(500)
+def exchanged(arena: Arena) -> None:
     arena.keys[1, 0, [3, 9]] = arena.keys[1, 0, [9, 3]]
 
-    with pytest.raises(ArenaDamaged, match="torn"):
-        adopt(arena.name)
+
+def changed(half: str, place: tuple[int, int, int, int]) -> Callable[[Arena], None]:
+    def change(arena: Arena) -> None:
+        getattr(arena, half).view(np.uint16)[place] ^= 1
+
+    return change
 
 
-@pytest.mark.parametrize("half", ["keys", "values"])
-@pytest.mark.parametrize("place", [(0, 0, 0, 0), (2, 1, 499, 7)])
-def test_a_row_that_changed_after_its_commit_is_refused(half: str, place: tuple[int, int, int, int]):
+PLACES = [(half, place) for half in ("keys", "values") for place in ((0, 0, 0, 0), (2, 1, 499, 7))]
+
+
+@pytest.mark.parametrize("harm", [exchanged, *(changed(*place) for place in PLACES)])
+def test_a_row_that_changed_after_its_commit_is_refused(harm: Callable[[Arena], None]):
     arena = filled(500)
-    getattr(arena, half).view(np.uint16)[place] ^= 1
+    harm(arena)
 
     with pytest.raises(ArenaDamaged, match="torn"):
         adopt(arena.name)
@@ -145,8 +156,7 @@ def hostile(**fields: int) -> bytes:
     shape = {"layers": 3, "kv_heads": 2, "capacity": 600, "head_size": 8, "dtype": 1}
     numbers = {"epoch": 7, "model": bytes(32), "committed": 0, "checksum": 0}
     layout = shape | {name: fields.pop(name) for name in shape if name in fields}
-    body = msgspec.msgpack.encode({"layout": layout, **numbers, **fields})
-    return struct.pack("<8sII", b"LPKVAREN", len(body), zlib.crc32(body)) + body
+    return sealed(b"LPKVAREN", {"layout": layout, **numbers, **fields})
 
 
 def test_the_hostile_header_is_otherwise_right():
@@ -154,26 +164,19 @@ def test_the_hostile_header_is_otherwise_right():
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("name", "values"),
     [
-        {"layers": 4},
-        {"layers": 0},
-        {"layers": 0xFFFFFFFF, "kv_heads": 0xFFFFFFFF},
-        {"head_size": 0},
-        {"head_size": 0xFFFFFFFF},
-        {"capacity": 601},
-        {"capacity": 1 << 63},
-        {"capacity": (1 << 64) - 1, "layers": 1024},
-        {"committed": 601},
-        {"committed": (1 << 64) - 1},
-        {"committed": -1},
-        {"dtype": 9},
-        {"dtype": 3},
+        ("layers", [4, 0, 0xFFFFFFFF]),
+        ("head_size", [0, 0xFFFFFFFF]),
+        ("capacity", [601, 1 << 63, (1 << 64) - 1]),
+        ("committed", [601, (1 << 64) - 1, -1]),
+        ("dtype", [9, 3]),
     ],
 )
-def test_a_header_that_promises_more_than_there_is_is_refused(fields: dict[str, int]):
-    with pytest.raises(ArenaDamaged):
-        decode_header(hostile(**fields), LAYOUT.segment_bytes)
+def test_a_header_that_promises_more_than_there_is_is_refused(name: str, values: list[int]):
+    for value in values:
+        with pytest.raises(ArenaDamaged):
+            decode_header(hostile(**{name: value}), LAYOUT.segment_bytes)
 
 
 @pytest.mark.parametrize("page", [b"", b"LPKVAREN", bytes(HEADER_BYTES)])
