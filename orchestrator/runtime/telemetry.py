@@ -113,7 +113,7 @@ class TelemetryRecorder:
             dropped=max(0, len(spans) - MAX_SPANS) + max(0, len(verified) - MAX_ROUNDS),
             uses_draft=self._machine.strategy.drafts,
             workers=tuple(self._workers()),
-            requests=request_list(requests, selected, now),
+            requests=request_list(requests, selected),
             selected=None if selected is None else snapshot(selected, self._text),
             verified=tuple(verified[-MAX_ROUNDS:]),
             spans=tuple(spans[-MAX_SPANS:]),
@@ -292,7 +292,7 @@ class Subscribers(Generic[Subscriber]):
 
 def snapshot(request: Request, text: Callable[[int], str]) -> RequestSnapshot:
     """`text` gives the text of a single token."""
-    stats, estimates = request.stats, request.estimates
+    stats = request.stats
     builder = _TreeBuilder(request.tree, text)
     verifying = builder.add_verified(request.outstanding) if request.outstanding is not None else ()
     builder.fill()
@@ -319,12 +319,9 @@ def snapshot(request: Request, text: Callable[[int], str]) -> RequestSnapshot:
         overlapped_rounds=stats.overlapped_rounds,
         accepted=_depths(stats, "accepted"),
         tried=_depths(stats, "tried"),
-        evaluated_nodes=stats.evaluated,
         target_seconds=stats.target_seconds,
         draft_seconds=stats.draft_seconds,
         plain_tokens_per_second=request.plain_tokens_per_second(),
-        growth_step_seconds=estimates.step.value,
-        round_overhead_seconds=estimates.hop.value,
     )
 
 
@@ -335,9 +332,7 @@ def verification_snapshot(verify: Verify, tree: TokenTree, text: Callable[[int],
     return builder.snapshot()
 
 
-def request_list(
-    requests: Mapping[RequestId, Request], selected: Request | None, now: float
-) -> tuple[RequestSummary, ...]:
+def request_list(requests: Mapping[RequestId, Request], selected: Request | None) -> tuple[RequestSummary, ...]:
     """The oldest requests, and the selected one."""
     listed = list(requests.values())[:MAX_REQUESTS]
     if selected is not None and selected not in listed:
@@ -348,7 +343,6 @@ def request_list(
             name=one.task.name,
             phase=_PHASES[one.phase],
             generated_tokens=one.stats.generated,
-            age=max(0.0, now - one.stats.arrived),
         )
         for one in listed
     )

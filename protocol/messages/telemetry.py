@@ -121,8 +121,6 @@ class RequestSummary(MessagePart, frozen=True, kw_only=True):
     """By which its client knows it: that of `Submit`."""
     phase: Literal["waiting", "prefilling", "ready", "verifying"]
     generated_tokens: int
-    age: Seconds
-    """Since the request arrived."""
 
 
 class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
@@ -157,16 +155,10 @@ class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
     """Rounds in which the node at that depth was accepted."""
     tried: DepthCounts
     """Rounds in which the parent was accepted and had a child under verification."""
-    evaluated_nodes: int
-    """Nodes that the draft evaluated."""
     target_seconds: Seconds
     draft_seconds: Seconds
     plain_tokens_per_second: float | None
     """As in `Statistics`, so far."""
-    growth_step_seconds: Seconds | None
-    """Running mean of a growth step."""
-    round_overhead_seconds: Seconds | None
-    """Running mean of a round's time outside the target's forward and deliberate waiting."""
 
 
 class TelemetryFrame(Message, frozen=True, kw_only=True):
