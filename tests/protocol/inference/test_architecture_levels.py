@@ -14,6 +14,7 @@ from mlx_lm.models.cache import CacheList, make_prompt_cache
 from protocol.inference import tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.quantized_kv import deviation
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
@@ -57,15 +58,18 @@ def path_logits(name: str, text: Sequence[int]) -> mx.array:
     return network(mx.array([list(text)]), cache=stock)[0, -1]
 
 
+def paths(tree: Sequence[int]) -> Iterator[list[int]]:
+    """The tokens from the root to each token of TREE."""
+    known: list[list[int]] = []
+    for parent, token in zip(TREE, tree, strict=True):
+        known.append([*([] if parent < 0 else known[parent]), token])
+        yield known[-1]
+
+
 def assert_paths(name: str, logits: mx.array, prefix: Sequence[int], tree: Sequence[int]) -> None:
     """`logits` are those of TREE behind the prefix."""
-    paths: list[list[int]] = []
-    for parent, token in zip(TREE, tree, strict=True):
-        paths.append([*([] if parent < 0 else paths[parent]), token])
-    for row, path in enumerate(paths):
-        expected = path_logits(name, [*prefix, *path])
-        deviation = mx.abs(logits[row] - expected).mean() / mx.std(expected)
-        assert (deviation < MOST).item(), (row, deviation)
+    for row, path in enumerate(paths(tree)):
+        assert deviation(logits[row], path_logits(name, [*prefix, *path])) < MOST, row
 
 
 def grown(sequence: TreeSequence, seed: int) -> tuple[list[int], mx.array]:
@@ -100,14 +104,18 @@ def test_trees_give_the_logits_of_their_paths_beyond_the_window(name: str, monke
 def test_joint_forwards_give_the_same(name: str):
     if not model(name).joins:
         pytest.skip("it evaluates sequences in turns")
-    sequences = [model(name).sequence() for _ in range(2)]
-    texts = [tokens(CONTEXT, 3), tokens(WINDOW - 3, 4)]
+    for logits, text, tree in joint(model(name)):
+        assert_paths(name, logits, text, tree)
+
+
+def joint(made: LanguageModel) -> Iterator[tuple[mx.array, list[int], list[int]]]:
+    """Logits of TREE behind two texts in one forward, the text, and the tree's tokens."""
+    texts, trees = [tokens(CONTEXT, 3), tokens(WINDOW - 3, 4)], [tokens(len(TREE), seed) for seed in (5, 6)]
+    sequences = [made.sequence() for _ in texts]
     for sequence, text in zip(sequences, texts, strict=True):
         sequence.prefill(text)
-    trees = [tokens(len(TREE), seed) for seed in (5, 6)]
     parts = [ForwardPart(sequence, tree, TREE) for sequence, tree in zip(sequences, trees, strict=True)]
-    for logits, text, tree in zip(model(name).evaluate_together(parts), texts, trees, strict=True):
-        assert_paths(name, logits, text, tree)
+    return zip(made.evaluate_together(parts), texts, trees, strict=True)
 
 
 LEVELS: dict[str, Level] = {

@@ -90,23 +90,6 @@ def test_without_a_gpu_no_forward_over_several_tokens_goes_token_by_token(monkey
     assert steps == []
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("kept", [1, 2, 3])
-@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "granitemoehybrid", "bailing_hybrid"])
-def test_a_kept_part_of_a_chain_is_folded_into_the_state(name: str, kept: int):
-    model, text = LanguageModel(tiny(name)), [1, 2, 3, 4, 5, 6, 7]
-    expected = model.sequence().evaluate(text, range(-1, len(text) - 1))
-    sequence = model.sequence()
-    sequence.prefill(text[:3])
-    mx.eval(sequence.evaluate([*text[3 : 3 + kept], *[9] * (3 - kept)], [PREFIX, 0, 1]))
-    sequence.keep(range(kept), ())
-    next_row = sequence.next_row
-    rest = text[3 + kept :]
-    got = sequence.evaluate(rest, [PREFIX, *range(next_row, next_row + len(rest) - 1)])
-
-    assert mx.allclose(got, expected[3 + kept :], atol=1e-4).item()
-
-
 def rounded(arguments: dict[str, Any], kind: mx.Dtype, names: Sequence[str]) -> dict[str, Any]:
     return {**arguments, **{name: arguments[name].astype(kind) for name in names}}
 
