@@ -19,7 +19,7 @@ from tests.support.models.tiny_models import VOCABULARY, tree_model
 
 ROOT = NodeId(1234)
 HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
-PROMPT = (5, 9, 2, 33, 41, 7, 5, 9)
+PROMPT: tuple[int, ...] = (5, 9, 2, 33, 41, 7, 5, 9)
 LONG_PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=90))
 GREEDY, HOT = Sampling(), Sampling(temperature=1.0, seed=3)
 Tree: TypeAlias = tuple[Sequence[int], Sequence[int]]

@@ -122,11 +122,15 @@ def expected(tokens: Sequence[int], outputs: Sequence[int] = _OUTPUTS) -> np.nda
     return np.array(mx.concatenate(found, axis=-1)[0])
 
 
-def assert_rows(talk: Talk, request: TappedRequest, positions: range, outputs: Sequence[int] = _OUTPUTS) -> None:
+def assert_rows(
+    talk: Talk, request: TappedRequest, positions: range, outputs: Sequence[int] = _OUTPUTS, error: float = 1e-4
+) -> None:
     """All these tokens have rows, no other has one, and all are right."""
     rows, right = talk.rows[request.sequence], expected(request.tokens, outputs)
     assert sorted(rows) == list(positions)
-    np.testing.assert_allclose([rows[place] for place in positions], right[positions.start : positions.stop], atol=1e-4)
+    np.testing.assert_allclose(
+        [rows[place] for place in positions], right[positions.start : positions.stop], error, error
+    )
 
 
 def names(replies: Sequence[WorkerReply]) -> set[str]:
@@ -289,31 +293,25 @@ def test_a_ring_ends_with_its_sequence_and_with_the_tap():
     assert not isinstance(talk.replies[-1], Features)
 
 
-@pytest.mark.parametrize("tap", [None, Tap(()), Tap((0, 7))])
-def test_without_outputs_to_record_no_message_changes(tap: Tap | None, caplog: pytest.LogCaptureFixture):
-    plain, tapped = Talk(), Talk()
+@pytest.mark.parametrize(("remote", "taken"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("tap", [None, Tap(()), Tap((0, 7)), Tap(_OUTPUTS)])
+def test_no_token_and_no_other_message_depends_on_features(
+    tap: Tap | None, remote: bool, taken: bool, caplog: pytest.LogCaptureFixture
+):
+    """Whether they are recorded, sent and answered or not."""
+    plain, tapped = Talk(), Talk(remote=remote)
     if tap is not None:
         assert tapped.send(tap) == []
     for talk in (plain, tapped):
         request = talk.start(temperature=1.0, seed=3)
-        for seed in range(3):
-            request.step(*request.tree(seed))
-
-    assert tapped.replies == plain.replies
-    assert not tapped.rows
-    assert ("reads layer 7, and the target has 2 layers" in caplog.text) == (tap == Tap((0, 7)))
-
-
-def test_recording_changes_no_token_and_no_other_message():
-    plain, tapped = Talk(), Talk()
-    tapped.send(Tap(_OUTPUTS))
-    for talk in (plain, tapped):
-        request = talk.start(temperature=1.0, seed=3)
-        for seed in range(4):
+        for seed in range(6):
             request.step(*request.tree(seed), plain_next=seed % 2 == 0)
+            if taken:
+                tapped.send(FeaturesTaken(seed))
 
-    assert tapped.rows
-    assert [each for each in tapped.replies if not isinstance(each, Features)] == plain.replies
+    assert [each for each in tapped.replies if not isinstance(each, Features | FeatureShipment)] == plain.replies
+    assert bool(tapped.rows) == (tap == Tap(_OUTPUTS))
+    assert ("reads layer 7, and the target has 2 layers" in caplog.text) == (tap == Tap((0, 7)))
 
 
 def test_without_shared_memory_the_target_works_on_and_says_so_once(
@@ -377,9 +375,7 @@ def test_another_machine_gets_the_rows_behind_the_verdict_and_two_blocks_at_most
 
     assert [type(reply) for reply in replies] == [Verdict, FeatureShipment]
     assert not names(talk.replies)
-    rows, right = talk.rows[1], expected(request.tokens)
-    assert sorted(rows) == list(range(len(request.tokens) - 1))
-    np.testing.assert_allclose([rows[place] for place in sorted(rows)], right[:-1], rtol=2e-3, atol=2e-3)
+    assert_rows(talk, request, range(len(request.tokens) - 1), error=2e-3)
 
 
 def test_lost_answers_hold_up_one_sequence_and_not_the_next():
@@ -394,21 +390,6 @@ def test_lost_answers_hold_up_one_sequence_and_not_the_next():
 
     assert meanwhile.keys() == {1}
     assert sorted(talk.rows[3]) == list(range(6))
-
-
-def test_no_verdict_and_no_token_depends_on_whether_blocks_are_taken():
-    texts = []
-    for answering in (True, False):
-        talk = Talk(remote=True)
-        talk.send(Tap(_OUTPUTS))
-        request = talk.start(temperature=1.0, seed=3)
-        for seed in range(6):
-            request.step(*request.tree(seed))
-            if answering:
-                talk.send(FeaturesTaken(seed))
-        texts.append((request.tokens, [each for each in talk.replies if not isinstance(each, FeatureShipment)]))
-
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("remote", [True, False])

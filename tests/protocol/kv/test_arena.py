@@ -82,8 +82,10 @@ def test_how_tokens_were_committed_does_not_matter():
     np.testing.assert_array_equal(adopt(arena.name).keys[:, :, :200], rows(600, 1)[:, :, :200])
 
 
-def test_an_adopter_may_append_rows_that_the_next_one_adopts():
-    arena = adopt(filled(5).name, replace(LAYOUT, capacity=1), tokens=5)
+@pytest.mark.parametrize("attached", [lambda name: adopt(name, replace(LAYOUT, capacity=1), tokens=5), Arena.attach])
+def test_who_adopts_or_attaches_may_append_rows_that_the_next_one_adopts(attached: Callable[[str], Arena]):
+    """Without reading the rows that there are."""
+    arena = attached(filled(5).name)
     arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
     arena.commit(7)
 
@@ -91,14 +93,6 @@ def test_an_adopter_may_append_rows_that_the_next_one_adopts():
 
     np.testing.assert_array_equal(other.keys[:, :, :5], rows(5, 1))
     np.testing.assert_array_equal(other.values[:, :, 5:7], rows(2, 4))
-
-
-def test_an_attacher_may_commit_without_reading_the_rows():
-    arena = Arena.attach(filled(5).name)
-    arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
-    arena.commit(7)
-
-    assert adopt(arena.name).committed == 7
 
 
 def exchanged(arena: Arena) -> None:
@@ -254,7 +248,7 @@ def test_closing_waits_for_views_in_use():
     np.testing.assert_array_equal(view, rows(5, 1))
 
 
-def test_another_process_adopts_what_this_one_committed():
+def test_another_process_adopts_what_this_one_committed_and_leaves_it():
     arena = filled(300)
     reader = child(
         __name__, f"arena = adopt({arena.name!r}); print(arena.committed, float(arena.keys[:, :, :300].sum()))"
@@ -262,15 +256,8 @@ def test_another_process_adopts_what_this_one_committed():
     out, error = reader.communicate(timeout=60)
 
     assert (out.split(), error) == (["300", str(float(rows(300, 1).sum()))], "")
-
-
-def test_an_attacher_that_ends_leaves_the_segment():
-    arena = filled(3)
-    reader = child(__name__, f"arena = adopt({arena.name!r})")
-
-    assert reader.wait(timeout=60) == 0
     assert sweep() == []
-    assert adopt(arena.name).committed == 3
+    assert adopt(arena.name).committed == 300
 
 
 def test_an_arena_may_outlive_its_writer_until_its_owner_ends():
@@ -348,20 +335,14 @@ def test_other_files_in_the_registry_are_kept(registry: Path):
     assert (registry / "notes.txt").exists()
 
 
-def test_the_list_is_in_no_temporary_folder(monkeypatch: pytest.MonkeyPatch):
+def test_the_list_is_in_no_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """macOS removes files there that nobody used for three days: dirhelper.c in Apple's system_cmds."""
     monkeypatch.delenv(SEGMENTS_VARIABLE, raising=False)
     monkeypatch.setenv("HOME", "/Users/somebody")
     folder = segments_folder()
-
-    assert not folder.is_relative_to(tempfile.gettempdir())
-    assert not folder.is_relative_to("/tmp")
-
-
-def test_the_list_of_a_mac_is_among_its_applications_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.delenv(SEGMENTS_VARIABLE, raising=False)
     monkeypatch.setattr("protocol.paths.SHARED_MEMORY", tmp_path / "none")
 
+    assert not any(folder.is_relative_to(temporary) for temporary in (tempfile.gettempdir(), "/tmp"))
     assert segments_folder() == Path.home() / "Library/Application Support/launch-pipeline/segments"
 
 
