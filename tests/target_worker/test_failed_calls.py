@@ -135,20 +135,18 @@ def test_all_sequences_begin_again_at_the_same_level_where_the_gpu_gives_up(text
 
 def test_a_sequence_ends_at_the_third_time_in_succession(monkeypatch: pytest.MonkeyPatch):
     worker = _worker()
-    with monkeypatch.context() as patch:
-        patch.setattr(TreeSequence, "evaluate", _failing(TreeSequence.evaluate, 0, RuntimeError(GIVEN_UP[0])))
 
-        def faults() -> list[str]:
-            answers(worker, start(SHORT, request=2))
+    def faults() -> list[str]:
+        answers(worker, start(SHORT, request=2))
+        with monkeypatch.context() as patch:
+            patch.setattr(TreeSequence, "evaluate", _failing(TreeSequence.evaluate, 0, RuntimeError(GIVEN_UP[0])))
             return [fault.kind for fault in answers(worker, Verify(RequestId(2), 0, ROOT, 39, SHORT[-1:], (-1,)))]
 
-        twice = [faults(), faults()]
-        patch.undo()
-        answers(worker, start(SHORT, request=2))
-        _next_token(worker, 2, SHORT)
-        patch.setattr(TreeSequence, "evaluate", _failing(TreeSequence.evaluate, 0, RuntimeError(GIVEN_UP[0])))
+    twice = [faults(), faults()]
+    answers(worker, start(SHORT, request=2))
+    _next_token(worker, 2, SHORT)
 
-        assert [*twice, faults(), faults(), faults()] == [["lost"]] * 4 + [["refused"]]
+    assert [*twice, faults(), faults(), faults()] == [["lost"]] * 4 + [["refused"]]
 
 
 def test_a_process_that_the_gpu_ignores_has_to_end():

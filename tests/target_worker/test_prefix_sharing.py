@@ -147,20 +147,6 @@ def test_prompts_that_begin_alike_are_prefilled_once():
         assert talk.decode(5) == fresh(prompt, 5)
 
 
-@pytest.mark.parametrize("units", [1, 3, 5])
-def test_a_sequence_that_waited_for_an_ended_one_prefills_itself(units: int):
-    long = random.Random(6).choices(range(VOCABULARY), k=400)
-    worker = sharing()
-    for id in (1, 2, 3):
-        list(worker.handle(begin(long, request=id)))
-    for _ in range(units):
-        list(worker.work())
-    answers(worker, Stop(RequestId(1)))
-
-    for id in (2, 3):
-        assert Request(worker, begin(long, request=id)).decode(5) == fresh(long, 5)
-
-
 LONG = random.Random(7).choices(range(VOCABULARY), k=800)
 
 

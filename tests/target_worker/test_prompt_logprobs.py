@@ -150,14 +150,10 @@ def test_without_alternatives_nothing_is_sorted():
     assert widths == []
 
 
-def test_alternatives_beyond_a_small_vocabulary_are_all_tokens():
-    (found,) = token_logprobs(mx.array([[0.0, 2.0, 1.0]]), (0,), (1,), count=20)
+def test_alternatives_are_at_most_all_tokens_and_a_certain_one_has_no_more_than_certainty():
+    (few,) = token_logprobs(mx.array([[0.0, 2.0, 1.0]]), (0,), (1,), count=20)
+    (certain,) = token_logprobs(mx.array([[0.0, 500.0]]), (0,), (1,), count=2)
 
-    assert [id for id, _ in found.best] == [1, 2, 0]
-
-
-def test_a_certain_token_has_no_more_than_certainty():
-    (found,) = token_logprobs(mx.array([[0.0, 500.0]]), (0,), (1,), count=2)
-
-    assert found.chosen == 0.0
-    assert all(log <= 0.0 for _, log in found.best)
+    assert [id for id, _ in few.best] == [1, 2, 0]
+    assert certain.chosen == 0.0
+    assert all(log <= 0.0 for _, log in certain.best)
