@@ -174,25 +174,23 @@ def overwritten(name: str) -> None:
     segments.open_segment(name)[:64] = bytes(64)
 
 
-@pytest.mark.parametrize("mishap", [corrupted, unlinked, overwritten])
-def test_a_damaged_arena_costs_a_prefill_and_a_warning(mishap: Any):
+@pytest.mark.parametrize(
+    ("mishap", "referenced", "words"),
+    [
+        (corrupted, 89, "torn"),
+        (unlinked, 89, "lp-"),
+        (overwritten, 89, "no KV arena"),
+        *((lambda _: None, tokens, "beyond the root") for tokens in (90, 400)),
+    ],
+)
+def test_an_arena_that_is_damaged_or_too_long_costs_a_prefill_and_a_warning(mishap: Any, referenced: int, words: str):
     (offer,) = Request(sharing(), begin()).offers
     mishap(offer.name)
 
-    talk = Request(sharing(), begin(adopt=reference(offer)))
-
-    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
-    assert offer.name in talk.prefilled.warning or "no KV arena" in talk.prefilled.warning
-    assert talk.decode(40) == list(expected(40))
-
-
-@pytest.mark.parametrize(("referenced", "sentence"), [(90, "beyond the root"), (400, "beyond the root")])
-def test_a_reference_beyond_the_root_is_not_followed(referenced: int, sentence: str):
-    (offer,) = Request(sharing(), begin()).offers
-
     talk = Request(sharing(), begin(adopt=reference(offer, referenced)))
 
-    assert sentence in talk.prefilled.warning
+    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
+    assert words in talk.prefilled.warning
     assert talk.decode(40) == list(expected(40))
 
 

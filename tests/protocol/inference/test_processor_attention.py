@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.machine.blas.library import blas_environment, fast_blas
-from protocol.inference.processor_attention import attention, processor_operations
+from protocol.inference.processor_attention import attention
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -82,13 +82,6 @@ def test_sinks_and_half_precision_stay_mlx_own():
     half = [each.astype(mx.float16) for each in given]
     stock = mx.fast.scaled_dot_product_attention(*half, scale=0.3)
     assert np.array_equal(np.array(attention(*half, scale=0.3)), np.array(stock))
-
-
-def test_it_ends_with_its_block_whatever_happens():
-    stock = mx.fast.scaled_dot_product_attention
-    with pytest.raises(ZeroDivisionError), processor_operations():
-        _ = 1 / int(mx.fast.scaled_dot_product_attention is not attention)
-    assert mx.fast.scaled_dot_product_attention is stock
 
 
 _PRELOADED = "bridge-" in os.environ.get("LD_PRELOAD", "")

@@ -1,6 +1,5 @@
 """Laws of recurrences over all rows at once: outputs and states are those of mlx-lm's own functions."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from protocol.inference.recurrence import (
     state_space_tree,
 )
 from protocol.inference.slots import PREFIX
+from tests.support.graphs import primitives
 from tests.support.models.architectures import tiny
 
 HEADS, GROUPS, SIZE, TOKENS = 4, 2, 8, 6
@@ -46,18 +46,27 @@ def call(state: bool, by_channel: bool, tokens: int = TOKENS, **others: Any) -> 
     }
 
 
-@pytest.mark.parametrize("by_channel", [False, True])
-@pytest.mark.parametrize("others", [{}, {"allow_neg_eigval": True}, {"lower_bound": -0.3}])
-@pytest.mark.parametrize("state", [True, False])
-def test_a_chain_has_the_outputs_and_the_state_of_mlx_lms_own_function(
-    by_channel: bool, others: dict[str, Any], state: bool
-):
-    arguments = call(state, by_channel, **others)
-    outputs, behind = gated_delta_update(**arguments)
-    chain = Ancestry(range(-1, TOKENS - 1))
+FORMS = [
+    *(
+        (by_channel, others, state, mx.float32)
+        for by_channel in (False, True)
+        for others in ({}, {"allow_neg_eigval": True}, {"lower_bound": -0.3})
+        for state in (True, False)
+    ),
+    *((False, others, True, kind) for others in ({}, {"allow_neg_eigval": True}) for kind in (mx.float16, mx.bfloat16)),
+]
 
-    unrolled = gated_delta_tree(arguments, chain)
-    assert mx.allclose(unrolled.outputs, outputs, atol=1e-5).item()
+
+@pytest.mark.parametrize(("by_channel", "others", "state", "kind"), FORMS)
+def test_a_chain_has_the_outputs_and_the_state_of_mlx_lms_own_function(
+    by_channel: bool, others: dict[str, Any], state: bool, kind: mx.Dtype
+):
+    """Also where the strength is rounded to half precision."""
+    arguments = rounded(call(state, by_channel, **others), kind, ["q", "k", "v", "a", "b", "dt_bias"])
+    outputs, behind = gated_delta_update(**arguments)
+
+    unrolled = gated_delta_tree(arguments, Ancestry(range(-1, TOKENS - 1)))
+    assert mx.allclose(unrolled.outputs, outputs, atol=1e-5, rtol=2 * mx.finfo(kind).eps).item()
     assert mx.allclose(state_behind(unrolled, mx.arange(TOKENS), arguments["state"]), behind, atol=1e-5).item()
 
 
@@ -95,17 +104,6 @@ def rounded(arguments: dict[str, Any], kind: mx.Dtype, names: Sequence[str]) -> 
 
 
 HALF = pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
-
-
-@HALF
-@pytest.mark.parametrize("others", [{}, {"allow_neg_eigval": True}])
-def test_the_delta_rules_strength_is_rounded_as_mlx_lm_rounds_it(kind: mx.Dtype, others: dict[str, Any]):
-    arguments = rounded(call(True, False, **others), kind, ["q", "k", "v", "a", "b", "dt_bias"])
-    outputs, behind = gated_delta_update(**arguments)
-    unrolled = gated_delta_tree(arguments, Ancestry(range(-1, TOKENS - 1)))
-
-    assert mx.allclose(unrolled.outputs, outputs, atol=1e-5, rtol=2 * mx.finfo(kind).eps).item()
-    assert mx.allclose(state_behind(unrolled, mx.arange(TOKENS), arguments["state"]), behind, atol=1e-5).item()
 
 
 @HALF
@@ -174,15 +172,8 @@ def test_a_gpu_takes_that_form_for_several_tokens_too(monkeypatch: pytest.Monkey
     assert not delta_rule.is_unrolled(2), "mlx-lm's kernel computes several tokens as it does one"
 
 
-def _primitives(array: mx.array, folder: Path) -> list[str]:
-    """Of the graph of an array that is not computed."""
-    file = folder / "graph.dot"
-    mx.export_to_dot(str(file), array)
-    return re.findall(r'label ?= ?"(\w+)"', file.read_text())
-
-
 def test_no_state_and_no_output_is_copied_by_an_index(tmp_path: Path):
     """`x[0]` is a gather, which copies (MLX, python/src/indexing.cpp, mlx_get_item_int); a squeeze is none."""
     unrolled = gated_delta_tree(call(True, False), Ancestry([-1, 0, 0, 1, 2, 2]))
 
-    assert "Gather" not in _primitives(unrolled.outputs, tmp_path)
+    assert "Gather" not in primitives(unrolled.outputs, tmp_path)
