@@ -99,6 +99,7 @@ def test_blocks_that_do_not_fit_are_dropped():
         ProjectionShipment(replace(block, first=1), payload),
         ProjectionShipment(replace(block, rows=block.rows + 1), payload),
         ProjectionShipment(replace(block, rows=1 << 15), payload),
+        ProjectionShipment(replace(block, rows=33), bytes(33 * FORM.joined * 2)),
         ProjectionShipment(replace(block, element=3), payload),
         ProjectionShipment(block, payload[:-1]),
         ProjectionShipment(block, b""),
