@@ -7,7 +7,7 @@ import hashlib
 import struct
 import zlib
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,8 @@ HEADER_BYTES = 4096
 """K begins on the next page."""
 _MAGIC = b"LPKVAREN"
 _SEAL = struct.Struct("<8sII")
-"""In front of the header's msgpack: magic, bytes of it, their CRC-32."""
+"""In front of a header's msgpack: magic, bytes of it, their CRC-32."""
+_Header = TypeVar("_Header")
 
 
 class ArenaError(PipelineError):
@@ -65,7 +66,7 @@ class ArenaLayout(msgspec.Struct, frozen=True):
         bounds = {"layers": 1024, "kv_heads": 1024, "capacity": MAX_CONTEXT, "head_size": 4096}
         for name, most in bounds.items():
             if not 1 <= getattr(self, name) <= most:
-                raise ArenaDamaged(f"A KV arena can't have {getattr(self, name):,} {name}: 1 to {most:,} are allowed.")
+                raise ValueError(f"a KV arena can't have {getattr(self, name):,} {name}: 1 to {most:,} are allowed")
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -100,9 +101,28 @@ def model_key(fingerprint: str) -> bytes:
     return hashlib.sha256(fingerprint.encode()).digest()
 
 
-def encode_header(header: ArenaHeader) -> bytes:
+def sealed(magic: bytes, header: object) -> bytes:
+    """A first page of shared memory, which a reader finds whole or torn."""
     body = msgspec.msgpack.encode(header)
-    return _SEAL.pack(_MAGIC, len(body), zlib.crc32(body)) + body
+    return _SEAL.pack(magic, len(body), zlib.crc32(body)) + body
+
+
+def unsealed(magic: bytes, page: bytes, form: type[_Header], name: str) -> _Header:
+    """Raises ValueError with a clause if the bytes are no such header."""
+    if len(page) < _SEAL.size or not page.startswith(magic):
+        raise ValueError(f"A shared-memory segment is no {name}")
+    _, length, checksum = _SEAL.unpack_from(page)
+    body = page[_SEAL.size : _SEAL.size + length]
+    if zlib.crc32(body) != checksum:
+        raise ValueError(f"The header of a {name} is torn (its writer is writing it, or ended in the middle)")
+    try:
+        return msgspec.msgpack.decode(body, type=form)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"The header of a {name} is of another release ({error})") from error
+
+
+def encode_header(header: ArenaHeader) -> bytes:
+    return sealed(_MAGIC, header)
 
 
 def decode_header(page: bytes, segment_bytes: int) -> ArenaHeader:
@@ -110,16 +130,10 @@ def decode_header(page: bytes, segment_bytes: int) -> ArenaHeader:
 
     Raises ArenaDamaged if the bytes are no header or promise more than the segment holds.
     """
-    if len(page) < _SEAL.size or not page.startswith(_MAGIC):
-        raise ArenaDamaged("A shared-memory segment is no KV arena: prefill the prompt again.")
-    _, length, checksum = _SEAL.unpack_from(page)
-    body = page[_SEAL.size : _SEAL.size + length]
-    if zlib.crc32(body) != checksum:
-        raise ArenaDamaged("A KV arena's header is torn (its writer ended in the middle): prefill the prompt again.")
     try:
-        header = msgspec.msgpack.decode(body, type=ArenaHeader)
-    except msgspec.MsgspecError as error:
-        raise ArenaDamaged(f"A KV arena's header is of another release ({error}): prefill the prompt again.") from error
-    if header.layout.segment_bytes > segment_bytes or header.committed > header.layout.capacity:
-        raise ArenaDamaged("A KV arena's header promises more than its segment holds: prefill the prompt again.")
+        header = unsealed(_MAGIC, page, ArenaHeader, "KV arena")
+        if header.layout.segment_bytes > segment_bytes or header.committed > header.layout.capacity:
+            raise ValueError("A KV arena's header promises more than its segment holds")
+    except ValueError as error:
+        raise ArenaDamaged(f"{error}: prefill the prompt again.") from error
     return header

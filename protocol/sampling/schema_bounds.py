@@ -6,10 +6,10 @@ such an object has the named properties alone: every value of it fits the schema
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from math import isfinite
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from protocol.json_values import is_list, is_object
 from protocol.messages.base import MAX_SCHEMA
@@ -52,32 +52,6 @@ def parsed(text: str) -> Schema:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise SchemaError(f"its bounds can't be checked ({type(error).__name__})") from error
     return schema
-
-
-def surely_longer(value: Any, most: int) -> bool:
-    """Whether the JSON text of `value` has more than `most` characters, without writing it: False where only the text
-    could tell. Looks at little more of `value` than that."""
-    characters, waiting = 0, [value]
-    while waiting and characters <= most:
-        one = waiting.pop()
-        if _is_mapping(one):
-            # Of each member the quotes, the colon and a space.
-            characters += 2 + sum(len(name) + 4 for name in one)
-            waiting.extend(one.values())
-        elif _is_array(one):
-            characters += 2
-            waiting.extend(one)
-        else:
-            characters += len(one) + 2 if isinstance(one, str) else 1
-    return characters > most
-
-
-def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(value, Mapping)
-
-
-def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, list | tuple)
 
 
 def _require_bounds(schema: Schema) -> None:

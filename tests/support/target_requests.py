@@ -1,16 +1,57 @@
-"""The orchestrator's end of a request at a target worker: valid rounds, and the tokens that they commit."""
+"""A target worker of a tiny model, and the orchestrator's end of its requests: valid rounds, and the tokens that they
+commit."""
 
+import random
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import count
+from typing import Any, TypeAlias
 
-from protocol.messages.base import NodeId
+from protocol.inference.language_model import LanguageModel
+from protocol.kv.exchange import KvExchange
+from protocol.messages.base import NodeId, RequestId
 from protocol.messages.kv import KvOffer
-from protocol.messages.worker import FromWorker, Hello, Prefilled, Prefilling, Start, ToWorker, Verdict, Verify
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Fault, FromWorker, Hello, Prefilled, Prefilling, Start, ToWorker, Verdict, Verify
 from protocol.speculation.token_tree import node_id
-from tests.support.models.tiny_models import VOCABULARY
+from target_worker.engine import TargetEngine
+from target_worker.worker import TargetWorker
+from tests.support.models.tiny_models import VOCABULARY, tree_model
 
 ROOT = NodeId(1234)
 HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
+PROMPT: tuple[int, ...] = (5, 9, 2, 33, 41, 7, 5, 9)
+LONG_PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=90))
+GREEDY, HOT = Sampling(), Sampling(temperature=1.0, seed=3)
+Tree: TypeAlias = tuple[Sequence[int], Sequence[int]]
+"""Tokens below the root and their parents' entries (0 is the root)."""
+
+
+def target(
+    model: LanguageModel | None = None, chunk: int = 64, exchange: KvExchange | None = None, **settings: Any
+) -> TargetWorker:
+    """Its clock advances by a second at each question."""
+    ticks = count()
+    engine = TargetEngine(model or tree_model(), chunk, exchange)
+    return TargetWorker(engine, lambda: float(next(ticks)), HELLO, **settings)
+
+
+def start(
+    tokens: Sequence[int] = PROMPT, sampling: Sampling = GREEDY, request: int = 1, round: int = 0, **others: Any
+) -> Start:
+    return Start(RequestId(request), round, tuple(tokens), ROOT, sampling, **others)
+
+
+def wrong_at_last(coming: Sequence[int]) -> Tree:
+    """A chain of these tokens, but for the last."""
+    tokens = [*coming[:-1], *((token + 1) % VOCABULARY for token in coming[-1:])]
+    return tokens, range(len(tokens))
+
+
+def fault(replies: Sequence[Any]) -> tuple[str, int | None]:
+    """Kind and request of the only reply."""
+    (found,) = replies
+    assert isinstance(found, Fault)
+    return found.kind, found.request
 
 
 def answers(worker: Any, message: ToWorker) -> list[Any]:

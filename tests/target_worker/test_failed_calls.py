@@ -8,13 +8,9 @@ import pytest
 
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import RequestId
-from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, Prefilled, Start, Stop, Verdict, Verify
+from protocol.messages.worker import Fault, Prefilled, Stop, Verdict, Verify
 from protocol.worker.failed_calls import SurvivingWorker, is_shortage, passes
-from target_worker.engine import TargetEngine
-from target_worker.worker import TargetWorker
-from tests.support.models.tiny_models import tree_model
-from tests.support.target_requests import HELLO, ROOT, answers
+from tests.support.target_requests import ROOT, answers, start, target
 
 SHORT, LONG = tuple(range(1, 41)), tuple(token % 60 for token in range(200))
 MLX_ERRORS = (
@@ -64,11 +60,7 @@ def _failing(method: Callable[..., Any], tokens: int, error: Exception) -> Calla
 
 
 def _worker(prefix_cache: int = 0) -> SurvivingWorker:
-    return SurvivingWorker(TargetWorker(TargetEngine(tree_model(), 32), lambda: 0.0, HELLO, prefix_cache=prefix_cache))
-
-
-def _start(id: int, tokens: tuple[int, ...]) -> Start:
-    return Start(RequestId(id), 0, tokens, ROOT, Sampling())
+    return SurvivingWorker(target(chunk=32, prefix_cache=prefix_cache))
 
 
 def _next_token(worker: SurvivingWorker, id: int, tokens: tuple[int, ...]) -> int:
@@ -82,24 +74,24 @@ def _next_token(worker: SurvivingWorker, id: int, tokens: tuple[int, ...]) -> in
 @pytest.mark.parametrize("error", MLX_ERRORS, ids=str)
 def test_a_prompt_that_is_too_large_ends_with_a_sentence_and_the_next_one_is_served(limit, error: Exception):
     expected = _worker()
-    answers(expected, _start(2, SHORT))
+    answers(expected, start(SHORT, request=2))
     limit(100, error)
     worker = _worker()
 
-    (fault,) = answers(worker, _start(1, LONG))
+    (fault,) = answers(worker, start(LONG))
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.request, fault.nodes) == ("refused", 1, None)
     assert "does not suffice for this request, with 200 tokens so far: shorten it, or start" in fault.text
-    assert isinstance(answers(worker, _start(2, SHORT))[-1], Prefilled)
+    assert isinstance(answers(worker, start(SHORT, request=2))[-1], Prefilled)
     assert _next_token(worker, 2, SHORT) == _next_token(expected, 2, SHORT)
 
 
 def test_other_sequences_keep_their_kv(limit):
     worker, undisturbed = _worker(), _worker()
     for each in (worker, undisturbed):
-        answers(each, _start(2, SHORT))
+        answers(each, start(SHORT, request=2))
     limit(100)
-    (fault,) = answers(worker, _start(1, LONG))
+    (fault,) = answers(worker, start(LONG))
 
     assert "beside 1 other:" in fault.text
     assert _next_token(worker, 2, SHORT) == _next_token(undisturbed, 2, SHORT)
@@ -107,12 +99,12 @@ def test_other_sequences_keep_their_kv(limit):
 
 def test_a_sequence_begins_again_once_where_the_prefix_cache_had_memory_to_spare(limit):
     worker = _worker(prefix_cache=1 << 24)
-    answers(worker, _start(3, SHORT))
+    answers(worker, start(SHORT, request=3))
     list(worker.handle(Stop(RequestId(3))))
     limit(100)
 
-    assert [fault.kind for fault in answers(worker, _start(1, LONG))] == ["lost"]
-    assert [fault.kind for fault in answers(worker, _start(1, LONG))] == ["refused"]
+    assert [fault.kind for fault in answers(worker, start(LONG))] == ["lost"]
+    assert [fault.kind for fault in answers(worker, start(LONG))] == ["refused"]
 
 
 def test_another_error_is_no_shortage(limit):
@@ -120,43 +112,41 @@ def test_another_error_is_no_shortage(limit):
     worker = _worker()
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        answers(worker, _start(1, LONG))
+        answers(worker, start(LONG))
     assert all(map(is_shortage, MLX_ERRORS))
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", GIVEN_UP)
 def test_all_sequences_begin_again_at_the_same_level_where_the_gpu_gives_up(text: str, monkeypatch: pytest.MonkeyPatch):
-    target = TargetWorker(TargetEngine(tree_model(), 32), lambda: 0.0, HELLO, prefix_cache=1 << 24)
-    worker, expected = SurvivingWorker(target, target.lower), _worker()
+    falling = target(chunk=32, prefix_cache=1 << 24)
+    worker, expected = SurvivingWorker(falling, falling.lower), _worker()
     for each in (worker, expected):
-        answers(each, _start(2, SHORT))
+        answers(each, start(SHORT, request=2))
     with monkeypatch.context() as patch:
         patch.setattr(TreeSequence, "prefill", _failing(TreeSequence.prefill, 100, RuntimeError(text)))
-        lost = answers(worker, _start(1, LONG))
+        lost = answers(worker, start(LONG))
 
     assert [(fault.kind, fault.request) for fault in lost] == [("lost", 1), ("lost", 2)]
-    assert answers(worker, _start(1, LONG))[-1].request == 1
-    answers(worker, _start(2, SHORT))
+    assert answers(worker, start(LONG))[-1].request == 1
+    answers(worker, start(SHORT, request=2))
     assert _next_token(worker, 2, SHORT) == _next_token(expected, 2, SHORT)
 
 
 def test_a_sequence_ends_at_the_third_time_in_succession(monkeypatch: pytest.MonkeyPatch):
     worker = _worker()
-    with monkeypatch.context() as patch:
-        patch.setattr(TreeSequence, "evaluate", _failing(TreeSequence.evaluate, 0, RuntimeError(GIVEN_UP[0])))
 
-        def faults() -> list[str]:
-            answers(worker, _start(2, SHORT))
+    def faults() -> list[str]:
+        answers(worker, start(SHORT, request=2))
+        with monkeypatch.context() as patch:
+            patch.setattr(TreeSequence, "evaluate", _failing(TreeSequence.evaluate, 0, RuntimeError(GIVEN_UP[0])))
             return [fault.kind for fault in answers(worker, Verify(RequestId(2), 0, ROOT, 39, SHORT[-1:], (-1,)))]
 
-        twice = [faults(), faults()]
-        patch.undo()
-        answers(worker, _start(2, SHORT))
-        _next_token(worker, 2, SHORT)
-        patch.setattr(TreeSequence, "evaluate", _failing(TreeSequence.evaluate, 0, RuntimeError(GIVEN_UP[0])))
+    twice = [faults(), faults()]
+    answers(worker, start(SHORT, request=2))
+    _next_token(worker, 2, SHORT)
 
-        assert [*twice, faults(), faults(), faults()] == [["lost"]] * 4 + [["refused"]]
+    assert [*twice, faults(), faults(), faults()] == [["lost"]] * 4 + [["refused"]]
 
 
 def test_a_process_that_the_gpu_ignores_has_to_end():

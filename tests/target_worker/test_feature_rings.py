@@ -4,7 +4,6 @@ import logging
 import os
 import random
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -33,16 +32,13 @@ from protocol.messages.features import (
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Forest, Prefilled, Prefilling, Start, Stop, ToWorker, Verdict
 from protocol.worker.interface import WorkerReply
-from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings
-from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, tree_model
 from tests.support.segments import exists
-from tests.support.target_requests import HELLO, ROOT, Request
+from tests.support.target_requests import PROMPT, Request, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")
 
-_PROMPT = (5, 9, 2, 33, 41, 7, 5, 9)
 _OUTPUTS = (FINAL, 0, 1)
 
 
@@ -55,9 +51,7 @@ class Talk:
         self.model = model or tree_model()
         assert self.model.tap is not None
         rings = FeatureRings(self.model.tap, self.model.record, fingerprint="a" * 64, epoch=7, remote=remote)
-        ticks = count()
-        engine = TargetEngine(self.model, chunk)
-        self.worker = TargetWorker(engine, lambda: float(next(ticks)), HELLO, None, prefix_cache, rings)
+        self.worker = target(self.model, chunk, prefix_cache=prefix_cache, rings=rings)
         self.replies: list[WorkerReply] = []
         self.requests: dict[int, TappedRequest] = {}
         self.rows: dict[int, dict[int, np.ndarray]] = {}
@@ -86,17 +80,17 @@ class Talk:
             yield reply
 
     def start(
-        self, tokens: Sequence[int] = _PROMPT, sequence: int = 1, round: int = 0, **sampling: Any
+        self, tokens: Sequence[int] = PROMPT, request: int = 1, round: int = 0, **sampling: Any
     ) -> "TappedRequest":
-        start = Start(RequestId(sequence), round, tuple(tokens), ROOT, Sampling(**sampling))
-        request = self.requests[sequence] = TappedRequest(self, start)
-        return request
+        begun = start(tokens, Sampling(**sampling), request, round)
+        found = self.requests[request] = TappedRequest(self, begun)
+        return found
 
 
 class TappedRequest(Request):
-    def __init__(self, talk: Talk, start: Start) -> None:
+    def __init__(self, talk: Talk, begun: Start) -> None:
         self.talk = talk
-        super().__init__(talk.worker, start)
+        super().__init__(talk.worker, begun)
 
     def ask(self, message: ToWorker) -> list[Any]:
         return self.talk.send(message)
@@ -128,11 +122,15 @@ def expected(tokens: Sequence[int], outputs: Sequence[int] = _OUTPUTS) -> np.nda
     return np.array(mx.concatenate(found, axis=-1)[0])
 
 
-def assert_rows(talk: Talk, request: TappedRequest, positions: range, outputs: Sequence[int] = _OUTPUTS) -> None:
+def assert_rows(
+    talk: Talk, request: TappedRequest, positions: range, outputs: Sequence[int] = _OUTPUTS, error: float = 1e-4
+) -> None:
     """All these tokens have rows, no other has one, and all are right."""
     rows, right = talk.rows[request.sequence], expected(request.tokens, outputs)
     assert sorted(rows) == list(positions)
-    np.testing.assert_allclose([rows[place] for place in positions], right[positions.start : positions.stop], atol=1e-4)
+    np.testing.assert_allclose(
+        [rows[place] for place in positions], right[positions.start : positions.stop], error, error
+    )
 
 
 def names(replies: Sequence[WorkerReply]) -> set[str]:
@@ -165,14 +163,14 @@ def test_a_verdict_is_followed_by_the_rows_of_the_root_and_of_what_was_accepted(
         assert (features.first, features.rows) == (before - 1, len(request.tokens) - before)
         assert features.round == request.round
 
-    assert len(request.tokens) > len(_PROMPT) + 10
+    assert len(request.tokens) > len(PROMPT) + 10
     assert_rows(talk, request, range(len(request.tokens) - 1))
 
 
 def test_trees_that_are_verified_together_have_their_own_rows():
     talk = Talk()
     talk.send(Tap(_OUTPUTS))
-    one, other = talk.start(), talk.start(_PROMPT[2:], sequence=2)
+    one, other = talk.start(), talk.start(PROMPT[2:], request=2)
     for seed in range(3):
         asked = [one.verify(*one.tree(seed)), other.verify(*other.tree(seed + 1))]
         replies = talk.send(Forest(tuple(asked)))
@@ -233,11 +231,11 @@ def test_kv_of_another_sequence_has_no_features(ended: bool):
     talk.start(prompt)
     if ended:
         talk.send(Stop(RequestId(1)))
-    other = talk.start([*prompt[:70], *_PROMPT], sequence=2)
+    other = talk.start([*prompt[:70], *PROMPT], request=2)
     other.step(*other.tree(0))
 
     assert_rows(talk, other, range(70, len(other.tokens) - 1))
-    third = talk.start(prompt, sequence=3)
+    third = talk.start(prompt, request=3)
     third.step()
     assert min(talk.rows[3]) >= 70
     for place, row in talk.rows[3].items():
@@ -280,7 +278,7 @@ def test_a_ring_ends_with_its_sequence_and_with_the_tap():
     talk = Talk()
     talk.send(Tap(_OUTPUTS))
     talk.start()
-    talk.start(sequence=2)
+    talk.start(request=2)
     one, other = (
         each.name for each in {each.request: each for each in talk.replies if isinstance(each, Features)}.values()
     )
@@ -295,31 +293,25 @@ def test_a_ring_ends_with_its_sequence_and_with_the_tap():
     assert not isinstance(talk.replies[-1], Features)
 
 
-@pytest.mark.parametrize("tap", [None, Tap(()), Tap((0, 7))])
-def test_without_outputs_to_record_no_message_changes(tap: Tap | None, caplog: pytest.LogCaptureFixture):
-    plain, tapped = Talk(), Talk()
+@pytest.mark.parametrize(("remote", "taken"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("tap", [None, Tap(()), Tap((0, 7)), Tap(_OUTPUTS)])
+def test_no_token_and_no_other_message_depends_on_features(
+    tap: Tap | None, remote: bool, taken: bool, caplog: pytest.LogCaptureFixture
+):
+    """Whether they are recorded, sent and answered or not."""
+    plain, tapped = Talk(), Talk(remote=remote)
     if tap is not None:
         assert tapped.send(tap) == []
     for talk in (plain, tapped):
         request = talk.start(temperature=1.0, seed=3)
-        for seed in range(3):
-            request.step(*request.tree(seed))
-
-    assert tapped.replies == plain.replies
-    assert not tapped.rows
-    assert ("reads layer 7, and the target has 2 layers" in caplog.text) == (tap == Tap((0, 7)))
-
-
-def test_recording_changes_no_token_and_no_other_message():
-    plain, tapped = Talk(), Talk()
-    tapped.send(Tap(_OUTPUTS))
-    for talk in (plain, tapped):
-        request = talk.start(temperature=1.0, seed=3)
-        for seed in range(4):
+        for seed in range(6):
             request.step(*request.tree(seed), plain_next=seed % 2 == 0)
+            if taken:
+                tapped.send(FeaturesTaken(seed))
 
-    assert tapped.rows
-    assert [each for each in tapped.replies if not isinstance(each, Features)] == plain.replies
+    assert [each for each in tapped.replies if not isinstance(each, Features | FeatureShipment)] == plain.replies
+    assert bool(tapped.rows) == (tap == Tap(_OUTPUTS))
+    assert ("reads layer 7, and the target has 2 layers" in caplog.text) == (tap == Tap((0, 7)))
 
 
 def test_without_shared_memory_the_target_works_on_and_says_so_once(
@@ -330,7 +322,7 @@ def test_without_shared_memory_the_target_works_on_and_says_so_once(
     talk.send(Tap(_OUTPUTS))
     with caplog.at_level(logging.WARNING):
         for sequence in (1, 2):
-            talk.start(sequence=sequence).step()
+            talk.start(request=sequence).step()
 
     replies = [type(reply) for reply in talk.replies if not isinstance(reply, Prefilling)]
     assert replies == [Prefilled, Verdict] * 2
@@ -383,38 +375,21 @@ def test_another_machine_gets_the_rows_behind_the_verdict_and_two_blocks_at_most
 
     assert [type(reply) for reply in replies] == [Verdict, FeatureShipment]
     assert not names(talk.replies)
-    rows, right = talk.rows[1], expected(request.tokens)
-    assert sorted(rows) == list(range(len(request.tokens) - 1))
-    np.testing.assert_allclose([rows[place] for place in sorted(rows)], right[:-1], rtol=2e-3, atol=2e-3)
+    assert_rows(talk, request, range(len(request.tokens) - 1), error=2e-3)
 
 
 def test_lost_answers_hold_up_one_sequence_and_not_the_next():
     talk = Talk(remote=True)
     talk.send(Tap(_OUTPUTS))
     talk.start().step()
-    talk.start(sequence=2)
+    talk.start(request=2)
     meanwhile = dict(talk.rows)
     for sequence in (1, 2):
         talk.send(Stop(RequestId(sequence)))
-    talk.start(sequence=3)
+    talk.start(request=3)
 
     assert meanwhile.keys() == {1}
     assert sorted(talk.rows[3]) == list(range(6))
-
-
-def test_no_verdict_and_no_token_depends_on_whether_blocks_are_taken():
-    texts = []
-    for answering in (True, False):
-        talk = Talk(remote=True)
-        talk.send(Tap(_OUTPUTS))
-        request = talk.start(temperature=1.0, seed=3)
-        for seed in range(6):
-            request.step(*request.tree(seed))
-            if answering:
-                talk.send(FeaturesTaken(seed))
-        texts.append((request.tokens, [each for each in talk.replies if not isinstance(each, FeatureShipment)]))
-
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("remote", [True, False])
@@ -435,7 +410,7 @@ def test_rows_are_projected_from_the_first_sequence_on_that_begins_behind_the_ma
     assert talk.send(answer) == []
     early.step()
     talk.send(FeaturesTaken(2))
-    late = talk.start(sequence=2)
+    late = talk.start(request=2)
 
     assert {len(row) for row in talk.rows[1].values()} == {form.joined}
     right = np.array(layer(mx.array(expected(late.tokens))))

@@ -1,9 +1,7 @@
 """What a target decides in float16 and bfloat16, the types of a Mac: trees, several requests and rejection give the
 tokens of single rounds."""
 
-import random
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -13,33 +11,21 @@ from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import RequestId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Forest, Start, Verify
+from protocol.messages.worker import Forest, Verify
 from protocol.sampling.gumbel_noise import Noise
-from target_worker.engine import TargetEngine
 from target_worker.verification import ProposedTree, rejection, token_logprobs
-from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY
-from tests.support.target_requests import HELLO, ROOT, Request, answers
+from tests.support.target_requests import GREEDY, LONG_PROMPT, ROOT, Request, answers, start, target
 
 both_kinds = pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
-PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=90))
 ROUNDS = 8
-HOT = Sampling(temperature=0.7, seed=3, top_p=0.9, logprobs=2)
+WARM = Sampling(temperature=0.7, seed=3, top_p=0.9, logprobs=2)
 
 
 def halved(stock: Any, kind: mx.Dtype) -> LanguageModel:
     stock.set_dtype(kind)
     return LanguageModel(stock)
-
-
-def target(made: LanguageModel) -> TargetWorker:
-    ticks = count()
-    return TargetWorker(TargetEngine(made, 64), lambda: float(next(ticks)), HELLO)
-
-
-def start(sampling: Sampling, tokens: Sequence[int] = PROMPT, sequence: int = 1) -> Start:
-    return Start(RequestId(sequence), 0, tuple(tokens), ROOT, sampling)
 
 
 def tree(text: Sequence[int], place: int) -> tuple[list[int], list[int]]:
@@ -54,17 +40,17 @@ def tree(text: Sequence[int], place: int) -> tuple[list[int], list[int]]:
 
 @both_kinds
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("sampling", [Sampling(), HOT])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM])
 def test_trees_of_several_requests_in_one_forward_give_the_tokens_of_single_rounds(
     name: str, sampling: Sampling, kind: mx.Dtype
 ):
     made = halved(tiny(name), kind)
     assert (made.level, made.joins) == ("tree", True)
-    prompts = (PROMPT, PROMPT[:31])
-    texts = [Request(target(made), start(sampling, prompt)).decode(4 * ROUNDS) for prompt in prompts]
+    prompts = (LONG_PROMPT, LONG_PROMPT[:31])
+    texts = [Request(target(made), start(prompt, sampling)).decode(4 * ROUNDS) for prompt in prompts]
 
     worker = target(made)
-    requests = [Request(worker, start(sampling, prompt, id)) for id, prompt in enumerate(prompts, 1)]
+    requests = [Request(worker, start(prompt, sampling, id)) for id, prompt in enumerate(prompts, 1)]
     for _ in range(ROUNDS):
         trees = [each.verify(*tree(text, len(each.tokens))) for each, text in zip(requests, texts, strict=True)]
         replies = answers(worker, Forest(tuple(trees)))

@@ -4,7 +4,6 @@ import os
 import random
 from collections.abc import Sequence
 from functools import cache
-from itertools import count
 from threading import Event
 from typing import Any
 
@@ -19,17 +18,13 @@ from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
 from protocol.messages.base import RequestId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
-from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Prefilled, Start, Stop, Verdict
-from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY, tree_model
-from tests.support.target_requests import HELLO, ROOT, Request, answers
+from tests.support.target_requests import HOT, LONG_PROMPT, Request, answers, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")
-PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=90))
-HOT = Sampling(temperature=1.0, seed=3)
 
 
 @cache
@@ -43,14 +38,12 @@ def exchange(fingerprint: str = "m", epoch: int = 7, **layout: Any) -> KvExchang
     return KvExchange(replace(known, **layout), fingerprint=fingerprint, epoch=epoch, owner=os.getpid())
 
 
-def target(sharing: KvExchange | None = None) -> TargetWorker:
-    ticks = count()
-    engine = TargetEngine(model(), 64, sharing or exchange())
-    return TargetWorker(engine, lambda: float(next(ticks)), HELLO)
+def sharing(exchange_: KvExchange | None = None) -> TargetWorker:
+    return target(model(), exchange=exchange_ or exchange())
 
 
-def start(tokens: Sequence[int] = PROMPT, adopt: KvReference | None = None, sequence: int = 1, round: int = 0) -> Start:
-    return Start(RequestId(sequence), round, tuple(tokens), ROOT, HOT, adopt=adopt)
+def begin(tokens: Sequence[int] = LONG_PROMPT, adopt: KvReference | None = None, **others: Any) -> Start:
+    return start(tokens, HOT, adopt=adopt, **others)
 
 
 def reference(offer: KvOffer, tokens: int | None = None) -> KvReference:
@@ -59,11 +52,11 @@ def reference(offer: KvOffer, tokens: int | None = None) -> KvReference:
 
 @cache
 def expected(length: int) -> tuple[int, ...]:
-    return tuple(Request(TargetWorker(TargetEngine(model(), 64), float, HELLO), start()).decode(length))
+    return tuple(Request(target(model()), begin()).decode(length))
 
 
 def test_the_prompt_is_saved_when_it_was_read_and_then_every_64_tokens():
-    talk = Request(target(), start())
+    talk = Request(sharing(), begin())
     talk.decode(140)
 
     assert [offer.tokens for offer in talk.offers] == [89, 89 + 64, 89 + 128]
@@ -72,7 +65,7 @@ def test_the_prompt_is_saved_when_it_was_read_and_then_every_64_tokens():
 
 
 def test_a_save_comes_after_the_verdict():
-    talk = Request(target(), start())
+    talk = Request(sharing(), begin())
     talk.decode(63)
 
     replies = talk.ask(talk.verify())
@@ -81,7 +74,7 @@ def test_a_save_comes_after_the_verdict():
 
 
 def test_a_verdict_tells_how_long_was_saved_since_the_one_before():
-    talk = Request(target(), start())
+    talk = Request(sharing(), begin())
 
     saving = [talk.step().saving for _ in range(66)]
 
@@ -90,14 +83,14 @@ def test_a_verdict_tells_how_long_was_saved_since_the_one_before():
 
 
 def test_a_few_tokens_are_not_saved():
-    assert Request(target(), start(PROMPT[:32])).offers == []
+    assert Request(sharing(), begin(LONG_PROMPT[:32])).offers == []
 
 
 def test_a_restarted_target_adopts_the_saved_kv_and_gives_the_same_tokens():
-    first = Request(target(), start())
+    first = Request(sharing(), begin())
     tokens = first.decode(70)
 
-    second = Request(target(), start(tokens, reference(first.offers[-1]), round=70))
+    second = Request(sharing(), begin(tokens, reference(first.offers[-1]), round=70))
 
     assert second.prefilled == Prefilled(RequestId(1), 70, 159 - 153, second.prefilled.seconds, adopted=153)
     assert second.prefilled.seconds > 0
@@ -105,8 +98,8 @@ def test_a_restarted_target_adopts_the_saved_kv_and_gives_the_same_tokens():
 
 
 def test_adopted_kv_is_saved_again_only_with_enough_new_tokens():
-    first = Request(target(), start())
-    other = Request(target(), start([*PROMPT, 1, 2], reference(first.offers[0]), sequence=2))
+    first = Request(sharing(), begin())
+    other = Request(sharing(), begin([*LONG_PROMPT, 1, 2], reference(first.offers[0]), request=2))
     other.decode(61)
     assert other.offers == []
 
@@ -115,13 +108,13 @@ def test_adopted_kv_is_saved_again_only_with_enough_new_tokens():
     assert [offer.tokens for offer in other.offers] == [128, 89 + 64]
     offer = other.offers[-1]
     assert offer.name != first.offers[0].name
-    assert Request(target(), start(other.tokens, reference(offer))).decode(9) == other.decode(9)
+    assert Request(sharing(), begin(other.tokens, reference(offer))).decode(9) == other.decode(9)
 
 
 @pytest.mark.thorough
 def test_a_full_arena_is_followed_by_a_bigger_one():
     prompt = random.Random(2).choices(range(VOCABULARY), k=1500)
-    talk = Request(target(), start(prompt))
+    talk = Request(sharing(), begin(prompt))
     assert [offer.tokens for offer in talk.offers] == [*range(128, 1499, 128), 1499]
     talk.decode(780)
 
@@ -130,13 +123,13 @@ def test_a_full_arena_is_followed_by_a_bigger_one():
     assert len(set(names)) == 2
     assert tokens == sorted(tokens)
     assert talk.offers[-1].size > talk.offers[0].size
-    again = Request(target(), start(talk.tokens, reference(talk.offers[-1])))
+    again = Request(sharing(), begin(talk.tokens, reference(talk.offers[-1])))
     assert again.prefilled.adopted == tokens[-1] > 2248
     assert again.decode(5) == talk.decode(5)
 
 
 def test_a_released_arena_is_not_written_any_more():
-    talk = Request(target(), start())
+    talk = Request(sharing(), begin())
     answers(talk.worker, KvRelease(talk.offers[0].name))
     talk.decode(70)
 
@@ -145,9 +138,9 @@ def test_a_released_arena_is_not_written_any_more():
 
 
 def test_a_restarted_sequence_keeps_its_kv_and_its_arena():
-    talk = Request(target(), start())
+    talk = Request(sharing(), begin())
     talk.decode(70)
-    again = Request(talk.worker, start(talk.tokens, reference(talk.offers[-1]), round=70))
+    again = Request(talk.worker, begin(talk.tokens, reference(talk.offers[-1]), round=70))
     again.decode(70)
 
     assert (again.prefilled.adopted, again.prefilled.tokens) == (0, 0)
@@ -157,15 +150,15 @@ def test_a_restarted_sequence_keeps_its_kv_and_its_arena():
 
 def test_a_sequence_restarted_during_a_save_continues():
     prompt = random.Random(2).choices(range(VOCABULARY), k=400)
-    worker = target()
-    replies = list(worker.handle(start(prompt)))
+    worker = sharing()
+    replies = list(worker.handle(begin(prompt)))
     while not any(isinstance(reply, KvOffer) for reply in replies):
         replies += worker.work()
-    shorter = Request(worker, start(prompt[:129], round=3))
+    shorter = Request(worker, begin(prompt[:129], round=3))
     shorter.decode(70)
 
     assert [offer.tokens for offer in shorter.offers] == [128 + 64]
-    fresh = Request(target(), start(prompt[:129]))
+    fresh = Request(sharing(), begin(prompt[:129]))
     assert fresh.decode(70) == shorter.tokens
 
 
@@ -181,32 +174,28 @@ def overwritten(name: str) -> None:
     segments.open_segment(name)[:64] = bytes(64)
 
 
-@pytest.mark.parametrize("mishap", [corrupted, unlinked, overwritten])
-def test_a_damaged_arena_costs_a_prefill_and_a_warning(mishap: Any):
-    (offer,) = Request(target(), start()).offers
+@pytest.mark.parametrize(
+    ("mishap", "referenced", "words"),
+    [
+        (corrupted, 89, "torn"),
+        (unlinked, 89, "lp-"),
+        (overwritten, 89, "no KV arena"),
+        *((lambda _: None, tokens, "beyond the root") for tokens in (90, 400)),
+    ],
+)
+def test_an_arena_that_is_damaged_or_too_long_costs_a_prefill_and_a_warning(mishap: Any, referenced: int, words: str):
+    (offer,) = Request(sharing(), begin()).offers
     mishap(offer.name)
 
-    talk = Request(target(), start(adopt=reference(offer)))
+    talk = Request(sharing(), begin(adopt=reference(offer, referenced)))
 
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
-    assert offer.name in talk.prefilled.warning or "no KV arena" in talk.prefilled.warning
-    assert talk.decode(40) == list(expected(40))
-
-
-@pytest.mark.parametrize(("referenced", "sentence"), [(90, "beyond the root"), (400, "beyond the root")])
-def test_a_reference_beyond_the_root_is_not_followed(referenced: int, sentence: str):
-    (offer,) = Request(target(), start()).offers
-
-    talk = Request(target(), start(adopt=reference(offer, referenced)))
-
-    assert sentence in talk.prefilled.warning
+    assert words in talk.prefilled.warning
     assert talk.decode(40) == list(expected(40))
 
 
 def test_a_target_without_shared_memory_still_serves():
-    worker = TargetWorker(TargetEngine(model(), 64), float, HELLO)
-
-    talk = Request(worker, start(adopt=KvReference("lp-" + "0" * 20, 80)))
+    talk = Request(target(model()), begin(adopt=KvReference("lp-" + "0" * 20, 80)))
 
     assert "shares no KV" in talk.prefilled.warning
     assert talk.offers == []
@@ -216,7 +205,7 @@ def test_a_target_without_shared_memory_still_serves():
 def test_no_memory_left_means_no_arena_and_no_failure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("protocol.kv.segments.free_shared_memory", lambda: 1 << 10)
 
-    talk = Request(target(), start())
+    talk = Request(sharing(), begin())
     talk.decode(40)
 
     assert talk.offers == []
@@ -228,14 +217,14 @@ def windowed() -> LanguageModel:
     return LanguageModel(tiny("gemma3_text"))
 
 
-def windowed_target(sharing: KvExchange | None) -> TargetWorker:
-    return TargetWorker(TargetEngine(windowed(), 64, sharing), float, HELLO)
+def windowed_target(exchange: KvExchange | None) -> TargetWorker:
+    return target(windowed(), exchange=exchange)
 
 
 @pytest.fixture
 def few_spare_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Almost no rows stay behind windows, which have 16 tokens. The tokens of plain decoding that keeps all rows."""
-    tokens = Request(windowed_target(None), start()).decode(150)
+    tokens = Request(windowed_target(None), begin()).decode(150)
     monkeypatch.setattr(tree_sequence, "_SPARE_ROWS", 2)
     return tokens
 
@@ -251,7 +240,7 @@ def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int
     """A larger arena takes what is gone from the full one; a new worker goes on from the last arena."""
     monkeypatch.setattr(exchange_module, "_MIN_ROOM", 8)
     worker = windowed_target(windowed_exchange())
-    talk = Request(worker, start())
+    talk = Request(worker, begin())
     talk.decode(140)
     sequence = worker._sequences[RequestId(1)]
 
@@ -260,7 +249,7 @@ def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int
     assert talk.tokens == few_spare_rows[: len(talk.tokens)]
     assert len({offer.name for offer in talk.offers}) > 1
     last = talk.offers[-1]
-    again = Request(windowed_target(windowed_exchange()), start(talk.tokens, reference(last), round=talk.round))
+    again = Request(windowed_target(windowed_exchange()), begin(talk.tokens, reference(last), round=talk.round))
     assert again.prefilled.adopted == last.tokens
     assert again.decode(10) == few_spare_rows
 
@@ -268,7 +257,7 @@ def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int
 @pytest.mark.thorough
 def test_kv_too_large_for_an_arena_is_not_saved_and_forgets_at_once(few_spare_rows: list[int]):
     worker = windowed_target(windowed_exchange(limit=1 << 14))
-    talk = Request(worker, start())
+    talk = Request(worker, begin())
     talk.decode(60)
     cache = worker._sequences[RequestId(1)].cache
 
@@ -285,9 +274,10 @@ def touching(monkeypatch: pytest.MonkeyPatch) -> Event:
     return found
 
 
-def prepared(sharing: KvExchange) -> TargetWorker:
-    sharing.touches_ahead = True
-    return target(sharing)
+def prepared() -> TargetWorker:
+    ahead = exchange()
+    ahead.touches_ahead = True
+    return sharing(ahead)
 
 
 def finished(talk: Request, found: Event) -> None:
@@ -300,7 +290,7 @@ def finished(talk: Request, found: Event) -> None:
 
 
 def test_rounds_do_not_wait_for_the_memory_of_an_arena(touching: Event):
-    talk = Request(prepared(exchange()), start())
+    talk = Request(prepared(), begin())
     talk.decode(20)
     assert talk.offers == []
     finished(talk, touching)
@@ -309,12 +299,12 @@ def test_rounds_do_not_wait_for_the_memory_of_an_arena(touching: Event):
 
     assert [offer.tokens for offer in talk.offers] == [89 + 21, 89 + 21 + 64]
     assert talk.tokens == list(expected(140))
-    again = Request(target(), start(talk.tokens, reference(talk.offers[-1])))
+    again = Request(sharing(), begin(talk.tokens, reference(talk.offers[-1])))
     assert again.prefilled.adopted == 89 + 21 + 64
 
 
 def test_kv_is_saved_64_tokens_later_at_the_latest(touching: Event):
-    talk = Request(prepared(exchange()), start())
+    talk = Request(prepared(), begin())
     talk.decode(63)
     assert talk.offers == []
 
@@ -325,7 +315,7 @@ def test_kv_is_saved_64_tokens_later_at_the_latest(touching: Event):
 
 
 def test_a_request_that_ends_is_saved_at_once(touching: Event):
-    talk = Request(prepared(exchange()), start())
+    talk = Request(prepared(), begin())
     talk.decode(5)
 
     replies = answers(talk.worker, Stop(talk.sequence))

@@ -23,12 +23,10 @@ from protocol.messages.worker import Fault, Forest, Start, Verdict, Verify
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.speculation.token_tree import node_id
-from target_worker.engine import TargetEngine
-from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
 from tests.support.models.tokenizer_files import END, ids, text, write_tokenizer
 from tests.support.processing import processed
-from tests.support.target_requests import HELLO, ROOT, Request, answers
+from tests.support.target_requests import ROOT, Request, answers, start, target
 
 PROMPT = ids('say {"a": 1}')
 GENERATED = 28
@@ -96,6 +94,10 @@ def expected(folder: Path, sampling: Sampling) -> tuple[tuple[int, ...], tuple[f
     return tuple(tokens), tuple(logs)
 
 
+def begin(sampling: Sampling, tokens: Sequence[int] = PROMPT, request: int = 1) -> Start:
+    return start(tokens, sampling, request, prompt_tokens=len(PROMPT), eos_tokens=(END,))
+
+
 class Asking(Request):
     """One request in a worker. Its trees have right and wrong tokens."""
 
@@ -103,8 +105,7 @@ class Asking(Request):
         self.source = random.Random(seed)
         self.coming = expected(model.folder, sampling)[0]
         self.told: list[TokenLogprob] = []
-        begin = Start(RequestId(1), 0, tuple(tokens), ROOT, sampling, prompt_tokens=len(PROMPT), eos_tokens=(END,))
-        super().__init__(TargetWorker(TargetEngine(model, 64), float, HELLO), begin)
+        super().__init__(target(model), begin(sampling, tokens))
 
     def tree(self) -> tuple[list[int], list[int]]:
         """The right path of a random length with random children, or no tree."""
@@ -187,11 +188,7 @@ def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model:
 
 @pytest.mark.parametrize("grammar", [Grammar('{"type": "nonsense"}'), Grammar("{")])
 def test_an_unenforceable_grammar_is_refused_at_the_start(model: LanguageModel, grammar: Grammar):
-    worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
-    start = Start(
-        RequestId(1), 0, PROMPT, ROOT, Sampling(grammar=grammar), prompt_tokens=len(PROMPT), eos_tokens=(END,)
-    )
-    (fault,) = answers(worker, start)
+    (fault,) = answers(target(model), begin(Sampling(grammar=grammar)))
 
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.request) == ("refused", 1)
@@ -204,15 +201,11 @@ def test_a_grammar_beyond_the_library_s_limits_ends_only_its_own_request(
     def strict() -> LLParserLimits:
         return LLParserLimits(step_lexer_fuel=1, verbose_errors=False)
 
-    worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
+    worker = target(model)
     said = (*PROMPT, *ids("{"))
-    for sequence in (1, 2):
-        if sequence == 2:
-            monkeypatch.setattr("protocol.sampling.grammar._limits", strict)
-        start = Start(
-            RequestId(sequence), 0, said, ROOT, SAMPLINGS["grammar"], prompt_tokens=len(PROMPT), eos_tokens=(END,)
-        )
-        answers(worker, start)
+    answers(worker, begin(SAMPLINGS["grammar"], said))
+    monkeypatch.setattr("protocol.sampling.grammar._limits", strict)
+    answers(worker, begin(SAMPLINGS["grammar"], said, 2))
     trees = [Verify(RequestId(id), 0, ROOT, len(said) - 1, said[-1:], (-1,)) for id in (1, 2)]
 
     verdict, fault = answers(worker, Forest(tuple(trees)))

@@ -36,6 +36,17 @@ def matrix(**options) -> ProjectionMatrix:
     return made
 
 
+def key(sent: ProjectionMatrix) -> int:
+    assert sent.form.projection is not None
+    return sent.form.projection.key
+
+
+def answered(sent: ProjectionMatrix, wanted: ProjectionWanted) -> ProjectionShipment:
+    answer = sent.answer(wanted)
+    assert answer is not None
+    return answer
+
+
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     "options", [{}, {"dtype": mx.bfloat16}, {"dtype": mx.float32}, {"bits": 4}, {"dtype": mx.bfloat16, "bits": 8}]
@@ -47,9 +58,7 @@ def test_the_target_makes_of_its_rows_what_the_drafter_would(options: dict, elem
     intake = ProjectionIntake(sent.form)
     blocks = 0
     while (wanted := intake.wanted) is not None:
-        answer = sent.answer(wanted)
-        assert answer is not None
-        intake.add(answer)
+        intake.add(answered(sent, wanted))
         blocks += 1
     rows = mx.random.normal((5, FORM.joined)).astype(mx.bfloat16).astype(mx.float32)
     stored = np.array(rows.astype(mx.bfloat16).view(mx.uint16)) if element == 2 else np.array(rows, element.numpy_name)
@@ -71,9 +80,7 @@ def test_what_is_lost_is_asked_for_again_and_what_comes_late_or_twice_is_dropped
         wanted = intake.wanted
         if wanted is None:
             break
-        answer = sent.answer(wanted)
-        assert answer is not None
-        under_way += [answer] * chance.choice([0, 1, 2])
+        under_way += [answered(sent, wanted)] * chance.choice([0, 1, 2])
         for _ in range(chance.randrange(3)):
             if under_way:
                 intake.add(under_way.pop(chance.randrange(len(under_way))))
@@ -85,17 +92,14 @@ def test_what_is_lost_is_asked_for_again_and_what_comes_late_or_twice_is_dropped
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_that_do_not_fit_are_dropped():
     sent = matrix()
-    assert sent.form.projection is not None
-    key = sent.form.projection.key
     intake = ProjectionIntake(sent.form)
-    honest = sent.answer(ProjectionWanted(key, 0))
-    assert honest is not None
-    block, payload = honest
+    block, payload = answered(sent, ProjectionWanted(key(sent), 0))
     strays = [
-        ProjectionShipment(replace(block, key=key ^ 1), payload),
+        ProjectionShipment(replace(block, key=block.key ^ 1), payload),
         ProjectionShipment(replace(block, first=1), payload),
         ProjectionShipment(replace(block, rows=block.rows + 1), payload),
         ProjectionShipment(replace(block, rows=1 << 15), payload),
+        ProjectionShipment(replace(block, rows=33), bytes(33 * FORM.joined * 2)),
         ProjectionShipment(replace(block, element=3), payload),
         ProjectionShipment(block, payload[:-1]),
         ProjectionShipment(block, b""),
@@ -103,7 +107,7 @@ def test_blocks_that_do_not_fit_are_dropped():
     for stray in strays:
         intake.add(stray)
 
-    assert intake.wanted == ProjectionWanted(key, 0)
+    assert intake.wanted == ProjectionWanted(block.key, 0)
 
 
 def test_another_matrix_and_one_that_is_too_large_are_given_up():
@@ -120,13 +124,11 @@ def test_another_matrix_and_one_that_is_too_large_are_given_up():
 
 def test_a_draft_answers_for_its_own_matrix_and_rows_that_exist():
     sent = matrix()
-    assert sent.form.projection is not None
-    key = sent.form.projection.key
 
-    assert sent.answer(ProjectionWanted(key ^ 1, 0)) is None
-    assert sent.answer(ProjectionWanted(key, 32)) is None
-    assert sent.answer(ProjectionWanted(key, 31)) is not None
-    assert key == projection_key([np.array(layer().weight).tobytes()])
+    assert sent.answer(ProjectionWanted(key(sent) ^ 1, 0)) is None
+    assert sent.answer(ProjectionWanted(key(sent), 32)) is None
+    assert sent.answer(ProjectionWanted(key(sent), 31)) is not None
+    assert key(sent) == projection_key([np.array(layer().weight).tobytes()])
 
 
 def test_what_would_not_be_smaller_is_not_projected(monkeypatch: pytest.MonkeyPatch):

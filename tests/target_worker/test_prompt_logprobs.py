@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -13,34 +12,30 @@ from msgspec.structs import replace
 
 from protocol.messages.base import MAX_NODES, Level, RequestId
 from protocol.messages.sampling import Sampling, TokenLogprob
-from protocol.messages.worker import FromWorker, Prefilled, PromptLogprobs, Stop, ToWorker
-from target_worker.engine import TargetEngine
+from protocol.messages.worker import FromWorker, Prefilled, PromptLogprobs, Start, Stop, ToWorker
 from target_worker.verification import token_logprobs
 from target_worker.worker import TargetWorker
 from tests.support.logit_rows import rows, sorted_widths
 from tests.support.models.tiny_models import VOCABULARY, network, tree_model
-from tests.support.target_requests import HELLO, Request, answers
-from tests.target_worker.test_kv import PROMPT, start
+from tests.support.target_requests import HOT, LONG_PROMPT, Request, answers, start, target
 
 TOLD = Sampling(prompt_logprobs=True, logprobs=2)
 
 
-def target(chunk: int = 64, level: Level = "tree") -> TargetWorker:
-    ticks = count()
+def telling(chunk: int = 64, level: Level = "tree") -> TargetWorker:
     model = tree_model()
     model.level = level
-    return TargetWorker(TargetEngine(model, chunk), lambda: float(next(ticks)), HELLO, prefix_cache=1 << 30)
+    return target(model, chunk, prefix_cache=1 << 30)
 
 
-def asked(tokens: Sequence[int] = PROMPT, prompt: int | None = None, sequence: int = 1, sampling: Sampling = TOLD):
-    prompt_tokens = len(tokens) if prompt is None else prompt
-    return replace(start(list(tokens), sequence=sequence), sampling=sampling, prompt_tokens=prompt_tokens)
+def asked(tokens: Sequence[int] = LONG_PROMPT, prompt: int | None = None, request: int = 1) -> Start:
+    return start(tokens, TOLD, request, prompt_tokens=len(tokens) if prompt is None else prompt)
 
 
-def told(replies: Sequence[FromWorker], sequence: int = 1) -> list[TokenLogprob]:
+def told(replies: Sequence[FromWorker], request: int = 1) -> list[TokenLogprob]:
     """Of the messages about one sequence, which follow each other and precede the Prefilled."""
     found: list[TokenLogprob] = []
-    mine = [reply for reply in replies if isinstance(reply, PromptLogprobs | Prefilled) and reply.request == sequence]
+    mine = [reply for reply in replies if isinstance(reply, PromptLogprobs | Prefilled) and reply.request == request]
     assert isinstance(mine[-1], Prefilled)
     for reply in mine[:-1]:
         assert isinstance(reply, PromptLogprobs)
@@ -63,70 +58,69 @@ def chosen(token_logprobs: Sequence[TokenLogprob]) -> list[float]:
 @pytest.mark.parametrize("level", ["tree", "chain", "plain"])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 512])
 def test_every_token_of_the_prompt_but_the_first_is_told(chunk: int, level: Level):
-    found = told(answers(target(chunk, level), asked()))
+    found = told(answers(telling(chunk, level), asked()))
 
-    assert chosen(found) == pytest.approx(expected(PROMPT), abs=1e-3)
+    assert chosen(found) == pytest.approx(expected(LONG_PROMPT), abs=1e-3)
     assert {len(token_logprob.best) for token_logprob in found} == {2}
 
 
 def test_generated_tokens_of_a_sequence_that_goes_on_are_not_told():
-    found = told(answers(target(7), asked(prompt=20)))
+    found = told(answers(telling(7), asked(prompt=20)))
 
-    assert chosen(found) == pytest.approx(expected(PROMPT[:20]), abs=1e-3)
+    assert chosen(found) == pytest.approx(expected(LONG_PROMPT[:20]), abs=1e-3)
 
 
 def test_a_prompt_of_one_token_has_nothing_to_tell():
-    assert told(answers(target(), asked([4]))) == []
+    assert told(answers(telling(), asked([4]))) == []
 
 
 def test_the_whole_prompt_is_told_whatever_kv_there_is():
-    worker = target()
-    answers(worker, start(list(PROMPT), sequence=1))
+    worker = telling()
+    answers(worker, start(LONG_PROMPT, HOT, request=1))
     answers(worker, Stop(RequestId(1)))
-    answers(worker, start(list(PROMPT), sequence=2))
+    answers(worker, start(LONG_PROMPT, HOT, request=2))
 
-    found = told(answers(worker, asked(sequence=3)), sequence=3)
+    found = told(answers(worker, asked(request=3)), request=3)
     answers(worker, Stop(RequestId(2)))
 
-    assert chosen(found) == pytest.approx(expected(PROMPT), abs=1e-3)
-    (again,) = answers(worker, start(list(PROMPT), sequence=4))
+    assert chosen(found) == pytest.approx(expected(LONG_PROMPT), abs=1e-3)
+    (again,) = answers(worker, start(LONG_PROMPT, HOT, request=4))
     assert isinstance(again, Prefilled)
-    assert again.adopted == len(PROMPT) - 1
+    assert again.adopted == len(LONG_PROMPT) - 1
 
 
 def test_a_repeated_start_is_told_again():
-    worker = target(7)
+    worker = telling(7)
     first = told(answers(worker, asked()))
 
     assert told(answers(worker, asked())) == first
-    assert chosen(told(answers(worker, asked(PROMPT[:20])))) == pytest.approx(expected(PROMPT[:20]), abs=1e-3)
+    assert chosen(told(answers(worker, asked(LONG_PROMPT[:20])))) == pytest.approx(expected(LONG_PROMPT[:20]), abs=1e-3)
 
 
 def test_sequences_that_wait_for_the_same_prompt_are_each_told_it():
-    worker = target(16)
+    worker = telling(16)
     replies: list[Any] = []
-    messages: list[ToWorker] = [start(list(PROMPT), sequence=1), asked(sequence=2), asked(sequence=3)]
+    messages: list[ToWorker] = [start(LONG_PROMPT, HOT, request=1), asked(request=2), asked(request=3)]
     for message in messages:
         replies += worker.handle(message)
     while worker.has_work:
         replies += worker.work()
 
-    assert chosen(told(replies, 2)) == chosen(told(replies, 3)) == pytest.approx(expected(PROMPT), abs=1e-3)
+    assert chosen(told(replies, 2)) == chosen(told(replies, 3)) == pytest.approx(expected(LONG_PROMPT), abs=1e-3)
 
 
 def test_the_tokens_that_follow_are_the_same():
-    silent = start([*PROMPT])
-    told = replace(silent, prompt_tokens=len(PROMPT), sampling=replace(silent.sampling, prompt_logprobs=True))
+    silent = start(LONG_PROMPT, HOT)
+    told = replace(silent, prompt_tokens=len(LONG_PROMPT), sampling=replace(HOT, prompt_logprobs=True))
 
-    assert Request(target(7), told).decode(9) == Request(target(7), silent).decode(9)
+    assert Request(telling(7), told).decode(9) == Request(telling(7), silent).decode(9)
 
 
 def test_no_message_tells_of_more_tokens_than_it_may():
     prompt = random.Random(2).choices(range(VOCABULARY), k=MAX_NODES + 50)
     model = tree_model(max_position_embeddings=2048)
-    worker = TargetWorker(TargetEngine(model, 2048), float, HELLO)
 
-    replies = answers(worker, asked(prompt))
+    replies = answers(target(model, 2048), asked(prompt))
 
     sizes = [len(reply.token_logprobs) for reply in replies if isinstance(reply, PromptLogprobs)]
     assert sizes == [MAX_NODES, 49]
@@ -156,14 +150,10 @@ def test_without_alternatives_nothing_is_sorted():
     assert widths == []
 
 
-def test_alternatives_beyond_a_small_vocabulary_are_all_tokens():
-    (found,) = token_logprobs(mx.array([[0.0, 2.0, 1.0]]), (0,), (1,), count=20)
+def test_alternatives_are_at_most_all_tokens_and_a_certain_one_has_no_more_than_certainty():
+    (few,) = token_logprobs(mx.array([[0.0, 2.0, 1.0]]), (0,), (1,), count=20)
+    (certain,) = token_logprobs(mx.array([[0.0, 500.0]]), (0,), (1,), count=2)
 
-    assert [id for id, _ in found.best] == [1, 2, 0]
-
-
-def test_a_certain_token_has_no_more_than_certainty():
-    (found,) = token_logprobs(mx.array([[0.0, 500.0]]), (0,), (1,), count=2)
-
-    assert found.chosen == 0.0
-    assert all(log <= 0.0 for _, log in found.best)
+    assert [id for id, _ in few.best] == [1, 2, 0]
+    assert certain.chosen == 0.0
+    assert all(log <= 0.0 for _, log in certain.best)

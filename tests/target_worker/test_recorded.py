@@ -12,25 +12,24 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.recorded_network import KnownText
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.messages.base import RequestId
 from protocol.messages.features import FINAL
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, Start
+from protocol.messages.worker import Fault
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine
 from target_worker.recorded import RecordedEngine, RecordedFeatures, RecordedModel, RecordedSequence, compute
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, tree_model
 from tests.support.paths import DEMO_TARGET
-from tests.support.target_requests import HELLO, ROOT, Request
+from tests.support.target_requests import GREEDY, HELLO, HOT, Request, start
 
 _PROMPT = (5, 9, 2, 33, 41, 7)
 _LENGTH = 20
-_SAMPLINGS = {"greedy": Sampling(), "hot": Sampling(temperature=1.0, seed=3)}
+_SAMPLINGS = {"greedy": GREEDY, "hot": HOT}
 
 
 def _request(engine: TargetEngine, sampling: Sampling, prompt: tuple[int, ...] = _PROMPT) -> Request:
-    return Request(TargetWorker(engine, float, HELLO), Start(RequestId(1), 0, prompt, ROOT, sampling))
+    return Request(TargetWorker(engine, float, HELLO), start(prompt, sampling))
 
 
 def _recorded(sampling: Sampling) -> tuple[int, ...]:

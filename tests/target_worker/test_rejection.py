@@ -117,16 +117,12 @@ def _excess(name: str, depth: int) -> float:
     return _chi_square_excess(texts, _softmax(_TARGET))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", _DRAFTS)
-def test_pairs_are_distributed_as_the_target_s(name: str):
-    assert _excess(name, depth=2) < 3.5
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("depth", [0, 1, 4])
-def test_pairs_of_chains_of_any_length_are_distributed_as_the_target_s(depth: int):
-    assert _excess("close", depth) < 3.5
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("name", "depth"), [*((name, 2) for name in _DRAFTS), ("close", 0), ("close", 1), ("close", 4)]
+)
+def test_pairs_of_chains_of_any_length_are_distributed_as_the_target_s(name: str, depth: int):
+    assert _excess(name, depth) < 3.5
 
 
 @pytest.mark.sampled(1)
@@ -221,15 +217,6 @@ def test_the_published_example_accepts_eleven_ninths_of_a_token_instead_of_ten()
         accepted += draft[chain[0]] * draft[chain[1]] * (2 * second + first * (1 - second))
 
     assert accepted == pytest.approx(11 / 9, abs=1e-6)
-
-
-def test_a_draft_equal_to_the_target_is_always_accepted():
-    draft = _softmax(_TARGET)
-    for seed in range(50):
-        proposal = _proposal(_ROOT, _POSITION, seed, draft, 3)
-        logits = mx.array(_TARGET[list(proposal.tokens)])
-        walk = rejection(logits, proposal, Sampling(temperature=1.0, seed=seed), _NOISE)()
-        assert len(walk.accepted) >= 2, "only rounding may reject"
 
 
 def test_filtered_tokens_are_never_emitted():

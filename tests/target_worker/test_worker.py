@@ -1,10 +1,9 @@
 """The target's messages with a tiny model: the same tokens for every proposal, and a reply to every error."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from itertools import count
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import msgspec
@@ -16,60 +15,57 @@ from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
     CacheOff,
-    Fault,
     Forest,
     Ping,
     Prefilled,
     Prefilling,
-    Start,
     Stop,
     Verdict,
     Verify,
 )
 from protocol.sampling.gumbel_noise import Noise, scores
 from target_worker.disk_cache.kept_prefixes import DiskReading
-from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model
 from tests.support.processing import processed
-from tests.support.target_requests import HELLO, ROOT, Request, answers
+from tests.support.target_requests import (
+    GREEDY,
+    HOT,
+    PROMPT,
+    ROOT,
+    Request,
+    Tree,
+    answers,
+    fault,
+    start,
+    target,
+    wrong_at_last,
+)
 
-_PROMPT: tuple[int, ...] = (5, 9, 2, 33, 41, 7, 5, 9)
 _GENERATED = 24
-_GREEDY = Sampling()
-_HOT = Sampling(temperature=1.0, seed=3)
 _FILTERED = Sampling(
     temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.4, repetition_context=6, seed=8
 )
-_SAMPLINGS = {"greedy": _GREEDY, "hot": _HOT, "filtered": _FILTERED}
+_SAMPLINGS = {"greedy": GREEDY, "hot": HOT, "filtered": _FILTERED}
 
 
 def _worker(chunk: int = 3, level: Level = "tree", disk: "_Disk | None" = None, **changes: Any) -> TargetWorker:
-    ticks = count()
     model = tree_model(**changes)
     model.level = level
-    return TargetWorker(TargetEngine(model, chunk), lambda: float(next(ticks)), HELLO, disk=cast(Any, disk))
-
-
-def _start(tokens: Sequence[int] = _PROMPT, sampling: Sampling = _GREEDY, sequence: int = 1, round: int = 0) -> Start:
-    return Start(RequestId(sequence), round, tuple(tokens), ROOT, sampling)
-
-
-Tree = tuple[Sequence[int], Sequence[int]]
-"""Tokens below the root and their parents' entries (0 is the root)."""
+    return target(model, chunk, disk=disk)
 
 
 def _decoded(request: Request, propose: Callable[[list[int]], Tree]) -> list[int]:
-    while len(request.tokens) < len(_PROMPT) + _GENERATED:
+    while len(request.tokens) < len(PROMPT) + _GENERATED:
         request.step(*propose(request.tokens))
-    return request.tokens[: len(_PROMPT) + _GENERATED]
+    return request.tokens[: len(PROMPT) + _GENERATED]
 
 
 @cache
 def _reference(sampling: Sampling) -> tuple[int, ...]:
     """Tokens one by one through stock mlx-lm."""
-    model, noise, tokens = network(), Noise(VOCABULARY), list(_PROMPT)
-    while len(tokens) < len(_PROMPT) + _GENERATED:
+    model, noise, tokens = network(), Noise(VOCABULARY), list(PROMPT)
+    while len(tokens) < len(PROMPT) + _GENERATED:
         logits = processed(stock_logits(model, tokens)[None], sampling, tokens)
         tokens.append(int(mx.argmax(scores(logits, [len(tokens)], sampling, noise))))
     return tuple(tokens)
@@ -80,14 +76,7 @@ def _nothing(tokens: list[int]) -> Tree:
 
 
 def _oracle(sampling: Sampling, depth: int) -> Callable[[list[int]], Tree]:
-    """A chain of the right tokens, except for the last."""
-
-    def propose(tokens: list[int]) -> Tree:
-        coming = _reference(sampling)[len(tokens) : len(tokens) + depth]
-        chain = [*coming[:-1], *((token + 1) % VOCABULARY for token in coming[-1:])]
-        return chain, range(len(chain))
-
-    return propose
+    return lambda tokens: wrong_at_last(_reference(sampling)[len(tokens) : len(tokens) + depth])
 
 
 def _wide(sampling: Sampling) -> Callable[[list[int]], Tree]:
@@ -137,7 +126,7 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(tree: str, name: str):
         "adversarial": _adversarial,
     }[tree]
 
-    tokens = _decoded(Request(_worker(), _start(sampling=sampling)), propose)
+    tokens = _decoded(Request(_worker(), start(sampling=sampling)), propose)
 
     assert tuple(tokens) == _reference(sampling)
 
@@ -145,7 +134,7 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(tree: str, name: str):
 @pytest.mark.parametrize("name", _SAMPLINGS)
 def test_the_right_part_of_a_proposal_is_accepted(name: str):
     sampling = _SAMPLINGS[name]
-    orchestrator = Request(_worker(), _start(sampling=sampling))
+    orchestrator = Request(_worker(), start(sampling=sampling))
 
     verdict = orchestrator.step(*_oracle(sampling, 6)(orchestrator.tokens))
 
@@ -154,7 +143,7 @@ def test_the_right_part_of_a_proposal_is_accepted(name: str):
 
 def test_the_prompt_is_prefilled_in_chunks_and_answered_once():
     worker = _worker(chunk=3)
-    replies = list(worker.handle(_start()))
+    replies = list(worker.handle(start()))
     chunks = 0
     while worker.has_work:
         replies += worker.work()
@@ -162,27 +151,27 @@ def test_the_prompt_is_prefilled_in_chunks_and_answered_once():
 
     read = [Prefilling(RequestId(1), 0, tokens) for tokens in (3, 6)]
     assert chunks == 3
-    assert replies == [*read, Prefilled(RequestId(1), 0, len(_PROMPT) - 1, 3.0)]
+    assert replies == [*read, Prefilled(RequestId(1), 0, len(PROMPT) - 1, 3.0)]
 
 
 def test_a_prompt_of_one_token_needs_no_prefill():
-    assert answers(_worker(), _start([4])) == [Prefilled(RequestId(1), 0, 0, 0.0)]
+    assert answers(_worker(), start([4])) == [Prefilled(RequestId(1), 0, 0, 0.0)]
 
 
 def test_a_repeated_start_is_ignored_while_the_prompt_is_read_and_answered_after():
     worker = _worker()
-    list(worker.handle(_start()))
+    list(worker.handle(start()))
     list(worker.work())
 
-    assert list(worker.handle(_start())) == []
-    assert len(answers(worker, _start())) == 1
-    assert answers(worker, _start()) == [Prefilled(RequestId(1), 0, len(_PROMPT) - 1, 3.0)]
+    assert list(worker.handle(start())) == []
+    assert len(answers(worker, start())) == 1
+    assert answers(worker, start()) == [Prefilled(RequestId(1), 0, len(PROMPT) - 1, 3.0)]
 
 
 def test_a_verification_does_not_wait_for_another_sequence_s_prompt():
     worker = _worker(chunk=1)
-    orchestrator = Request(worker, _start())
-    list(worker.handle(_start(sequence=2)))
+    orchestrator = Request(worker, start())
+    list(worker.handle(start(request=2)))
     verify = orchestrator.verify()
 
     (verdict,) = worker.handle(verify)
@@ -193,34 +182,34 @@ def test_a_verification_does_not_wait_for_another_sequence_s_prompt():
 
 def test_a_start_reuses_the_prefix_that_is_held():
     worker = _worker()
-    first = Request(worker, _start(sampling=_HOT))
-    first.step(*_oracle(_HOT, 4)(first.tokens))
+    first = Request(worker, start(sampling=HOT))
+    first.step(*_oracle(HOT, 4)(first.tokens))
     forked = [*first.tokens[:-2], 60, 61, 62]
 
-    second = Request(worker, _start(forked, _HOT, round=9))
+    second = Request(worker, start(forked, HOT, round=9))
 
     assert second.replies == [Prefilled(RequestId(1), 9, 2, 1.0)]
-    expected = Request(_worker(), _start(forked, _HOT)).step().bonus
+    expected = Request(_worker(), start(forked, HOT)).step().bonus
     assert second.step().bonus == expected
 
 
 def test_a_start_at_an_older_round_is_served_too():
     worker = _worker()
-    orchestrator = Request(worker, _start(sampling=_HOT))
+    orchestrator = Request(worker, start(sampling=HOT))
     orchestrator.step()
     orchestrator.step()
 
-    again = Request(worker, _start(sampling=_HOT))
+    again = Request(worker, start(sampling=HOT))
 
     assert again.replies == [Prefilled(RequestId(1), 0, 0, 0.0)]
-    assert tuple(_decoded(again, _nothing)) == _reference(_HOT)
+    assert tuple(_decoded(again, _nothing)) == _reference(HOT)
 
 
 def test_trees_verified_together_give_the_tokens_of_each_alone():
     worker = _worker()
     requests = [
-        (sampling, Request(worker, _start(sampling=sampling, sequence=number)))
-        for number, sampling in enumerate((_GREEDY, _HOT, _FILTERED), start=1)
+        (sampling, Request(worker, start(sampling=sampling, request=number)))
+        for number, sampling in enumerate((GREEDY, HOT, _FILTERED), start=1)
     ]
 
     for depth in (3, 0, 2, 1):
@@ -233,7 +222,7 @@ def test_trees_verified_together_give_the_tokens_of_each_alone():
 
 def test_a_refused_tree_does_not_change_the_other_trees_of_its_forward():
     worker = _worker()
-    good, settled, repeated, refused = (Request(worker, _start(sequence=number)) for number in range(1, 5))
+    good, settled, repeated, refused = (Request(worker, start(request=number)) for number in range(1, 5))
     stale = settled.verify()
     settled.step()
     settled.step()
@@ -242,29 +231,29 @@ def test_a_refused_tree_does_not_change_the_other_trees_of_its_forward():
     unknown = msgspec.structs.replace(good.verify(), request=RequestId(9))
     bad = _too_deep(refused)
 
-    lost, repeat, fault, fresh = answers(worker, Forest((unknown, stale, again, bad, good.verify())))
+    lost, repeat, refusal, fresh = answers(worker, Forest((unknown, stale, again, bad, good.verify())))
 
-    assert (_fault([lost]), repeat, _fault([fault])) == (("lost", 9), verdict, ("refused", 4))
+    assert (fault([lost]), repeat, fault([refusal])) == (("lost", 9), verdict, ("refused", 4))
     good.fold(good.verify(), [fresh])
-    assert tuple(good.tokens) == _reference(_GREEDY)[: len(good.tokens)]
+    assert tuple(good.tokens) == _reference(GREEDY)[: len(good.tokens)]
 
 
 def test_a_repeated_verify_is_answered_with_the_same_verdict():
     worker = _worker()
-    orchestrator = Request(worker, _start(sampling=_HOT))
-    verify = orchestrator.verify(*_oracle(_HOT, 3)(orchestrator.tokens))
+    orchestrator = Request(worker, start(sampling=HOT))
+    verify = orchestrator.verify(*_oracle(HOT, 3)(orchestrator.tokens))
     first = answers(worker, verify)
 
     assert answers(worker, verify) == first
     orchestrator.fold(verify, first)
-    assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
+    assert tuple(_decoded(orchestrator, _nothing)) == _reference(HOT)
 
 
 def test_a_prompt_is_prefilled_in_turns_with_what_goes_to_disk():
     disk = _Disk()
     worker = _worker(disk=disk)
-    list(worker.handle(_start()))
-    list(worker.handle(_start(sequence=2)))
+    list(worker.handle(start()))
+    list(worker.handle(start(request=2)))
 
     turns = 0
     while any(sequence.prefilling for sequence in worker._sequences.values()):
@@ -328,9 +317,9 @@ class _HangingDisk(_Disk):
 def test_a_prompt_waits_for_the_disk_while_another_one_is_served():
     disk = _HangingDisk()
     worker = _worker(disk=disk)
-    other = Request(worker, _start(sequence=2))
+    other = Request(worker, start(request=2))
     assert disk.readings[0].given_up
-    list(worker.handle(_start()))
+    list(worker.handle(start()))
     verdict = list(worker.handle(other.verify()))
 
     assert [type(reply) for reply in verdict] == [Verdict]
@@ -342,14 +331,14 @@ def test_a_prompt_waits_for_the_disk_while_another_one_is_served():
 
 def test_a_prompt_is_prefilled_if_the_disk_is_late_and_its_tokens_are_the_same():
     disk = _HangingDisk()
-    orchestrator = Request(_worker(disk=disk), _start())
+    orchestrator = Request(_worker(disk=disk), start())
 
     (prefilled,) = orchestrator.replies
     assert isinstance(prefilled, Prefilled)
-    assert (prefilled.adopted, prefilled.tokens) == (0, len(_PROMPT) - 1)
+    assert (prefilled.adopted, prefilled.tokens) == (0, len(PROMPT) - 1)
     assert "took more than 10 s" in prefilled.warning
     assert disk.readings[0].given_up
-    assert _decoded(orchestrator, lambda _: ((), ())) == list(_reference(_GREEDY))
+    assert _decoded(orchestrator, lambda _: ((), ())) == list(_reference(GREEDY))
 
 
 def test_a_disk_cache_that_is_turned_off_is_told_once_without_a_request():
@@ -364,7 +353,7 @@ def test_a_disk_cache_that_is_turned_off_is_told_once_without_a_request():
 def test_an_ended_sequence_gives_its_reading_up():
     disk = _HangingDisk()
     worker = _worker(disk=disk)
-    list(worker.handle(_start()))
+    list(worker.handle(start()))
     list(worker.handle(Stop(RequestId(1))))
 
     assert disk.readings[0].given_up
@@ -373,134 +362,113 @@ def test_an_ended_sequence_gives_its_reading_up():
 
 def test_a_prompt_whose_log_probabilities_are_told_is_not_read():
     disk = _HangingDisk()
-    list(_worker(disk=disk).handle(_start(sampling=Sampling(logprobs=0, prompt_logprobs=True))))
+    list(_worker(disk=disk).handle(start(sampling=Sampling(logprobs=0, prompt_logprobs=True))))
 
     assert disk.readings == []
 
 
 def test_the_verdict_is_sent_before_the_cache_is_compacted():
     worker = _worker()
-    orchestrator = Request(worker, _start())
+    orchestrator = Request(worker, start())
     sequence = worker._sequences[RequestId(1)]
     replies = iter(worker.handle(orchestrator.verify()))
     next(replies)
 
-    assert sequence.cache.committed == len(_PROMPT) - 1
+    assert sequence.cache.committed == len(PROMPT) - 1
     assert next(replies, None) is None
-    assert sequence.cache.committed == len(_PROMPT)
-
-
-def _fault(replies: list[Any]) -> tuple[str, int | None]:
-    (fault,) = replies
-    assert isinstance(fault, Fault)
-    return fault.kind, fault.request
+    assert sequence.cache.committed == len(PROMPT)
 
 
 def test_an_unknown_a_stopped_and_a_prefilling_sequence_are_lost():
-    known, prefilling = Request(_worker(), _start()), _worker()
-    list(prefilling.handle(_start()))
+    known, prefilling = Request(_worker(), start()), _worker()
+    list(prefilling.handle(start()))
 
-    assert _fault(answers(_worker(), known.verify())) == ("lost", 1)
-    assert _fault(list(prefilling.handle(known.verify()))) == ("lost", 1)
+    assert fault(answers(_worker(), known.verify())) == ("lost", 1)
+    assert fault(list(prefilling.handle(known.verify()))) == ("lost", 1)
     assert list(prefilling.handle(Stop(RequestId(1)))) == []
     assert not prefilling.has_work
     assert known.ask(Stop(RequestId(1))) == []
-    assert _fault(known.ask(known.verify())) == ("lost", 1)
+    assert fault(known.ask(known.verify())) == ("lost", 1)
 
 
 @pytest.mark.parametrize(
     "change", [{"round": 7}, {"position": 3}, {"root": 99}, {"tokens": (1,)}], ids=lambda change: next(iter(change))
 )
 def test_a_sequence_out_of_step_is_lost_and_unharmed(change: dict[str, Any]):
-    orchestrator = Request(_worker(), _start(sampling=_HOT))
+    orchestrator = Request(_worker(), start(sampling=HOT))
 
-    assert _fault(answers(orchestrator.worker, msgspec.structs.replace(orchestrator.verify(), **change)))[0] == "lost"
-    assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
-
-
-_FAR = (_PROMPT[-1], *[0] * 505)
+    assert fault(answers(orchestrator.worker, msgspec.structs.replace(orchestrator.verify(), **change)))[0] == "lost"
+    assert tuple(_decoded(orchestrator, _nothing)) == _reference(HOT)
 
 
 def _too_deep(request: Request) -> Verify:
     """A tree beyond the context."""
-    return msgspec.structs.replace(request.verify(), tokens=_FAR, parents=tuple(range(-1, len(_FAR) - 1)))
-
-
-def test_a_tree_beyond_the_context_is_refused_and_harms_nothing():
-    orchestrator = Request(_worker(), _start(sampling=_HOT))
-    bad = _too_deep(orchestrator)
-
-    assert _fault(answers(orchestrator.worker, bad)) == ("refused", 1)
-    assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
+    far = (PROMPT[-1], *[0] * 505)
+    return msgspec.structs.replace(request.verify(), tokens=far, parents=tuple(range(-1, len(far) - 1)))
 
 
 def test_a_tree_may_fill_the_context_to_its_last_position():
-    orchestrator = Request(_worker(max_position_embeddings=10), _start())
+    orchestrator = Request(_worker(max_position_embeddings=10), start())
 
     verdict = orchestrator.step([1, 2], [0, 1])
 
     assert verdict.round == 0
 
 
-@pytest.mark.parametrize(
-    "distribution",
-    [
-        Distribution(ROOT, (1, 2), (1.0,)),
-        Distribution(ROOT, (1, 1), (0.5, 0.5)),
-        Distribution(ROOT, (1, VOCABULARY), (0.5, 0.5)),
-        Distribution(ROOT, (2, 3), (0.5, 0.5)),
-        Distribution(ROOT, (1, 2), (0.0, 1.0)),
-    ],
-    ids=["misaligned", "twins", "beyond the vocabulary", "drawn from elsewhere", "drawn though impossible"],
-)
-def test_a_malformed_draft_distribution_is_refused(distribution: Distribution):
-    sampling = msgspec.structs.replace(_HOT, verification="rejection")
-    orchestrator = Request(_worker(), _start(sampling=sampling))
-    bad = msgspec.structs.replace(orchestrator.verify([1], [0]), distributions=(distribution,))
-
-    assert _fault(answers(orchestrator.worker, bad)) == ("refused", 1)
+def _drawn(*columns: tuple[float, ...]) -> Callable[[Request], Verify]:
+    distribution = Distribution(ROOT, *columns)  # type: ignore[arg-type]
+    return lambda request: request.verify([1], [0], distributions=(distribution,))
 
 
-def test_rejection_refuses_branches():
-    sampling = msgspec.structs.replace(_HOT, verification="rejection")
-    orchestrator = Request(_worker(), _start(sampling=sampling))
+_REFUSED: dict[str, Callable[[Request], Verify]] = {
+    "beyond the context": _too_deep,
+    "branches": lambda request: request.verify([1, 2], [0, 0]),
+    "misaligned": _drawn((1, 2), (1.0,)),
+    "twins": _drawn((1, 1), (0.5, 0.5)),
+    "beyond the vocabulary": _drawn((1, VOCABULARY), (0.5, 0.5)),
+    "drawn from elsewhere": _drawn((2, 3), (0.5, 0.5)),
+    "drawn though impossible": _drawn((1, 2), (0.0, 1.0)),
+}
 
-    assert _fault(answers(orchestrator.worker, orchestrator.verify([1, 2], [0, 0])))[0] == "refused"
+
+@pytest.mark.parametrize("bad", _REFUSED.values(), ids=[*_REFUSED])
+def test_a_tree_that_rejection_can_not_verify_is_refused_and_harms_nothing(bad: Callable[[Request], Verify]):
+    sampling = msgspec.structs.replace(HOT, verification="rejection")
+    one, undisturbed = (Request(_worker(), start(sampling=sampling)) for _ in range(2))
+
+    assert fault(answers(one.worker, bad(one))) == ("refused", 1)
+    assert one.decode(9) == undisturbed.decode(9)
 
 
-@pytest.mark.parametrize(
-    ("level", "tree", "words"),
-    [
-        ("chain", ([1, 2], [0, 0]), "verifies one path"),
-        ("chain", ([1, 2, 3], [0, 1, 1]), "verifies one path"),
-        ("plain", ([1], [0]), "one token"),
-        ("plain", ([1, 2, 3], [0, 1, 0]), "one token"),
-    ],
-)
+_LEVELS: list[tuple[Level, Tree, str]] = [
+    ("chain", ([1, 2], [0, 0]), "verifies one path"),
+    ("chain", ([1, 2, 3], [0, 1, 1]), "verifies one path"),
+    ("plain", ([1], [0]), "one token"),
+    ("plain", ([1, 2, 3], [0, 1, 0]), "one token"),
+]
+
+
+@pytest.mark.parametrize(("level", "tree", "words"), _LEVELS)
 @pytest.mark.parametrize("joint", [False, True])
 def test_a_tree_beyond_the_targets_level_is_refused_and_changes_no_token(
     level: Level, tree: Tree, words: str, joint: bool
 ):
     worker = _worker(level=level)
-    orchestrator, other = (Request(worker, _start(sampling=_HOT, sequence=number)) for number in (1, 2))
+    orchestrator, other = (Request(worker, start(sampling=HOT, request=number)) for number in (1, 2))
     bad = orchestrator.verify(*tree)
 
-    fault, *others = answers(worker, Forest((bad, other.verify())) if joint else bad)
+    refusal, *others = answers(worker, Forest((bad, other.verify())) if joint else bad)
 
-    assert isinstance(fault, Fault)
-    assert (fault.kind, fault.request, fault.nodes) == ("refused", 1, len(tree[0]))
-    assert words in fault.text
+    assert fault([refusal]) == ("refused", 1)
+    assert refusal.nodes == len(tree[0])
+    assert words in refusal.text
     assert [type(answer) for answer in others] == [Verdict] * joint
-    assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
+    assert tuple(_decoded(orchestrator, _nothing)) == _reference(HOT)
 
 
 @pytest.mark.parametrize("tokens", [[1] * 513, [1, VOCABULARY, 2]], ids=["too long", "unknown token"])
 def test_a_prompt_that_can_not_be_served_is_refused(tokens: list[int]):
     worker = _worker()
 
-    assert _fault(answers(worker, _start(tokens))) == ("refused", 1)
+    assert fault(answers(worker, start(tokens))) == ("refused", 1)
     assert not worker.has_work
-
-
-def test_messages_for_other_workers_are_ignored():
-    assert answers(_worker(), Ping(1.0)) == []

@@ -10,7 +10,6 @@ from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.grammar import Grammar
-from protocol.sampling.schema_bounds import surely_longer
 
 _ANY_OBJECT = {"type": "object"}
 Json = Mapping[str, Any]
@@ -104,8 +103,6 @@ def _function(tool: Json) -> Json:
 
 
 def _grammar(param: str, schema: Json | bool) -> Grammar:
-    if surely_longer(schema, MAX_SCHEMA):
-        raise wrong(param, f"The schema in {param} is too long: the limit is {MAX_SCHEMA:,} characters.")
     try:
         text = json.dumps(schema)
     except RecursionError as error:

@@ -14,7 +14,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Several, Text
-from protocol.sampling.schema_bounds import MOST_LEVELS, surely_longer
+from protocol.sampling.schema_bounds import MOST_LEVELS
 
 Functions: TypeAlias = Sequence[Function]
 _LONGEST_NAME = 256
@@ -294,8 +294,12 @@ class StyledCalls:
 
 def require_small(functions: Functions) -> None:
     """Raises InputError for schemas longer than a grammar may be, before anything is made of them."""
-    if surely_longer([function.get("parameters") for function in functions], MAX_SCHEMA):
-        raise InputError(f"The schema in tools is too long: the limit is {MAX_SCHEMA:,} characters.")
+    try:
+        size = len(json.dumps([function.get("parameters") for function in functions]))
+    except RecursionError as error:
+        raise InputError("The schema in tools is nested too deeply.") from error
+    if size > MAX_SCHEMA:
+        raise InputError(f"The schema in tools has {size:,} characters; the limit is {MAX_SCHEMA:,}.")
 
 
 def bounded(calls: Calls) -> Calls:

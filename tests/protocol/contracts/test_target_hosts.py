@@ -106,7 +106,7 @@ def test_a_model_that_can_not_be_divided_is_refused(tmp_path: Path):
 def test_a_pipeline_refuses_before_any_process_starts(tmp_path: Path):
     three = _file(tmp_path, [[f"127.0.0.1:{port}"] for port in (5711, 5712, 5713)])
     with pytest.raises(InputError, match="3 hosts can't share"):
-        Pipeline(target_hosts=str(three))
+        Pipeline(target_hosts=str(three), draft_engine="none")
     two = _file(tmp_path, [["127.0.0.1:5711"], ["127.0.0.1:5712"]])
     with pytest.raises(InputError, match="prefill engine can't hand keys and values to a target that is divided"):
         Pipeline(target_hosts=str(two), prefill_engine="mlx")

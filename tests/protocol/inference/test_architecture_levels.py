@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +14,7 @@ from mlx_lm.models.cache import CacheList, make_prompt_cache
 from protocol.inference import tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.quantized_kv import deviation
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
@@ -57,15 +58,18 @@ def path_logits(name: str, text: Sequence[int]) -> mx.array:
     return network(mx.array([list(text)]), cache=stock)[0, -1]
 
 
+def paths(tree: Sequence[int]) -> Iterator[list[int]]:
+    """The tokens from the root to each token of TREE."""
+    known: list[list[int]] = []
+    for parent, token in zip(TREE, tree, strict=True):
+        known.append([*([] if parent < 0 else known[parent]), token])
+        yield known[-1]
+
+
 def assert_paths(name: str, logits: mx.array, prefix: Sequence[int], tree: Sequence[int]) -> None:
     """`logits` are those of TREE behind the prefix."""
-    paths: list[list[int]] = []
-    for parent, token in zip(TREE, tree, strict=True):
-        paths.append([*([] if parent < 0 else paths[parent]), token])
-    for row, path in enumerate(paths):
-        expected = path_logits(name, [*prefix, *path])
-        deviation = mx.abs(logits[row] - expected).mean() / mx.std(expected)
-        assert (deviation < MOST).item(), (row, deviation)
+    for row, path in enumerate(paths(tree)):
+        assert deviation(logits[row], path_logits(name, [*prefix, *path])) < MOST, row
 
 
 def grown(sequence: TreeSequence, seed: int) -> tuple[list[int], mx.array]:
@@ -100,14 +104,18 @@ def test_trees_give_the_logits_of_their_paths_beyond_the_window(name: str, monke
 def test_joint_forwards_give_the_same(name: str):
     if not model(name).joins:
         pytest.skip("it evaluates sequences in turns")
-    sequences = [model(name).sequence() for _ in range(2)]
-    texts = [tokens(CONTEXT, 3), tokens(WINDOW - 3, 4)]
+    for logits, text, tree in joint(model(name)):
+        assert_paths(name, logits, text, tree)
+
+
+def joint(made: LanguageModel) -> Iterator[tuple[mx.array, list[int], list[int]]]:
+    """Logits of TREE behind two texts in one forward, the text, and the tree's tokens."""
+    texts, trees = [tokens(CONTEXT, 3), tokens(WINDOW - 3, 4)], [tokens(len(TREE), seed) for seed in (5, 6)]
+    sequences = [made.sequence() for _ in texts]
     for sequence, text in zip(sequences, texts, strict=True):
         sequence.prefill(text)
-    trees = [tokens(len(TREE), seed) for seed in (5, 6)]
     parts = [ForwardPart(sequence, tree, TREE) for sequence, tree in zip(sequences, trees, strict=True)]
-    for logits, text, tree in zip(model(name).evaluate_together(parts), texts, trees, strict=True):
-        assert_paths(name, logits, text, tree)
+    return zip(made.evaluate_together(parts), texts, trees, strict=True)
 
 
 LEVELS: dict[str, Level] = {
@@ -198,28 +206,30 @@ _PROMPT = np.random.default_rng(seed=5).integers(0, VOCABULARY, 3 * WINDOW)
 _RUNNABLE = sorted(set(modules()) - set(IMPOSSIBLE))
 
 
-class Run(NamedTuple):
-    """Logits (tokens, V) of the prompt, in standard deviations; -inf for ids that a model never gives."""
-
-    prefilled: np.ndarray
-    decoded: np.ndarray
-    after_another_first_token: np.ndarray
-    scale: float
-
-
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", _RUNNABLE)
 def test_a_module_has_a_tiny_model_whose_logits_depend_on_the_first_of_three_windows(name: str):
+    other = _PROMPT.copy()
+    other[0] = (other[0] + 7) % VOCABULARY
     try:
-        run = _run(name)
+        logits, after_another = (_logits(name, prompt) for prompt in (_PROMPT, other))
     except Exception as error:
         error.add_note(f"mlx_lm/models/{name}.py needs a recipe in tests/support/models/architecture_sizes.py, or a")
         error.add_note("reason in IMPOSSIBLE of tests/support/models/architectures.py if no processor can run it.")
         raise
 
-    assert not np.isnan(run.prefilled).any()
-    assert 0.5 < run.scale < 3
-    assert _deviation(run.prefilled[-1], run.after_another_first_token[-1]) > 1e-3
+    possible = np.isfinite(logits)  # a model may never give some ids
+    assert not np.isnan(logits).any()
+    assert 0.5 < logits[possible].std() < 3
+    assert np.abs(logits - after_another)[-1][possible[-1]].mean() > 1e-3 * logits[possible].std()
+
+
+def _logits(name: str, prompt: np.ndarray) -> np.ndarray:
+    """(tokens, V): of the ids that a prompt here can have."""
+    stock = _model(name)
+    logits = stock(mx.array(prompt[None]), cache=make_prompt_cache(stock))[0, :, :VOCABULARY]
+    assert logits.dtype == mx.float32
+    return np.array(logits)
 
 
 @pytest.mark.thorough
@@ -256,32 +266,6 @@ def test_an_impossible_module_cannot_run_here(name: str):
 @cache
 def _model(name: str) -> Any:
     return tiny(name)
-
-
-@cache
-def _run(name: str) -> Run:
-    model = _model(name)
-    caches = make_prompt_cache(model)
-    decoded = np.concatenate([_logits(model, [token], caches) for token in _PROMPT])
-    prefilled = _logits(model, _PROMPT, make_prompt_cache(model))
-    changed = _PROMPT.copy()
-    changed[0] = (changed[0] + 7) % VOCABULARY
-    other = _logits(model, changed, make_prompt_cache(model))
-    scale = float(prefilled[np.isfinite(prefilled)].std())
-    return Run(prefilled / scale, decoded / scale, other / scale, scale)
-
-
-def _logits(model: Any, tokens: Any, caches: list[Any]) -> np.ndarray:
-    """(tokens, V): of the ids that a prompt here can have."""
-    logits = model(mx.array(np.asarray(tokens)[None]), cache=caches)[0, :, :VOCABULARY]
-    assert logits.dtype == mx.float32
-    return np.array(logits)
-
-
-def _deviation(logits: np.ndarray, others: np.ndarray) -> float:
-    """The mean distance of two arrays, where the first is finite."""
-    seen = np.isfinite(logits)
-    return float(np.abs(logits[seen] - others[seen]).mean())
 
 
 def _windows(caches: list[Any]) -> Iterator[int]:

@@ -133,23 +133,21 @@ def test_a_slow_model_is_measured_on_both_sides_of_the_steps_first():
     assert device.now < 32 + 160 + 3 * 11 + 20
 
 
-def test_too_few_widths_are_no_measurement():
+def test_a_model_of_one_path_is_measured_by_chains():
     device = _Device()
-
-    assert measured_costs(device, device.clock, 40.0) == ()
-
-
-def test_a_model_of_one_path_is_measured_by_chains_and_one_of_single_tokens_not():
-    device, single = _Device(), _Device()
-    device.level, single.level = "chain", "plain"
+    device.level = "chain"
 
     assert len(measured_costs(device, device.clock, 1e6)) == 17
     assert not any(used for (_, chain), used in device.used.items() if not chain)
-    assert measured_costs(single, single.clock, 1e6) == ()
 
 
-def test_a_context_too_short_for_the_widest_forward_is_not_measured():
-    assert measured_costs(tree_model(max_position_embeddings=32), lambda: 0.0, 1.0) == ()
+@pytest.mark.parametrize(("level", "context", "budget"), [("tree", 512, 40.0), ("plain", 512, 1e6), ("tree", 32, 1e6)])
+def test_too_few_widths_are_no_measurement(level: Level, context: int, budget: float):
+    """In too little time, at single tokens, or in a context too short for the widest forward."""
+    device = _Device()
+    device.level, device.context = level, context
+
+    assert measured_costs(device, device.clock, budget) == ()
 
 
 def test_a_real_model_is_measured_and_its_sequences_are_not_touched():
@@ -175,16 +173,10 @@ def behind(device: _Device, budget: float = 1e6) -> dict[int, float]:
     return dict(measured_context_costs(device, sorted(short), device.clock, budget))
 
 
-def test_what_a_context_adds_is_measured_on_both_sides_of_the_steps_of_attention():
-    device = _Device(attention)
-    device.context = 8192
-
-    assert behind(device) == pytest.approx({width: attention(width) for width in (1, 2, 4, 5, 8, 9, 16, 17)})
-
-
 @pytest.mark.parametrize(
     ("change", "most"),
     [
+        ({}, 4096),
         ({"context": 2048}, 2048 - 17),
         ({"row_bytes": 1 << 17}, 2048),
         ({"row_bytes": 1 << 19}, None),
@@ -194,7 +186,9 @@ def test_what_a_context_adds_is_measured_on_both_sides_of_the_steps_of_attention
         ({"level": "chain"}, None),
     ],
 )
-def test_the_context_is_as_long_as_model_and_memory_allow(change: dict[str, Any], most: int | None):
+def test_what_a_long_context_adds_is_measured_on_both_sides_of_the_steps_of_attention(
+    change: dict[str, Any], most: int | None
+):
     device = _Device(attention)
     device.context = 8192
     for name, value in change.items():

@@ -75,12 +75,13 @@ class _RoundedByWidth(type(network().layers[0].self_attn)):
         return found * 1.1 if x.shape[1] > 16 else found
 
 
-@both_kinds
-def test_a_model_that_ignores_the_mask_is_found(kind: mx.Dtype):
-    made = wide(kind)
-    made.layers[0].self_attn.__class__ = _Unmasked
+@pytest.mark.parametrize("kind", [*HALF, mx.float32])
+def test_a_model_that_ignores_the_mask_evaluates_one_token_at_a_time(kind: mx.Dtype):
+    network = wide(kind)
+    network.layers[0].self_attn.__class__ = _Unmasked
+    made = LanguageModel(network)
 
-    assert LanguageModel(made).level == "plain"
+    assert (made.level, made.level_reason) == ("plain", "a tree gives other logits than its tokens one by one")
 
 
 @both_kinds

@@ -139,20 +139,6 @@ class _Reckoning(type(network().layers[0].self_attn)):
         return super().__call__(x * (1 + 0.01 * ages)[None, :, None], mask, cache)
 
 
-def test_a_model_that_ignores_the_mask_evaluates_one_token_at_a_time():
-    model = network()
-    model.layers[0].self_attn.__class__ = _Unmasked
-
-    made = LanguageModel(model)
-
-    assert (made.level, made.level_reason) == ("plain", "a tree gives other logits than its tokens one by one")
-
-
-class _Unmasked(type(network().layers[0].self_attn)):
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        return super().__call__(x, None, cache)
-
-
 def _save(model: nn.Module, folder: Path, **config: object) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     known = {key: value for key, value in vars(model.args).items() if value is not None}
@@ -228,31 +214,13 @@ def refusal(folder: Path, name: str, without: str = "nothing", **changes: Any) -
     return str(refused.value)
 
 
-@pytest.mark.parametrize("window", [0, -5, "16", 16.5, None, True])
-@pytest.mark.parametrize(
-    ("name", "field"), [("gemma3_text", "sliding_window"), ("mimo_v2_flash", "sliding_window_size")]
-)
-def test_a_window_that_is_no_number_of_tokens(name: str, field: str, window: Any, tmp_path: Path):
-    found = refusal(tmp_path, name, **{field: window})
-
-    assert f"config.json in {tmp_path} states a window of {window!r} tokens" in found
-
-
-@pytest.mark.parametrize("chunk", [0, "16"])
-def test_a_chunk_that_is_no_number_of_tokens(chunk: object, tmp_path: Path):
-    text = configuration("llama4")["text_config"] | {"attention_chunk_size": chunk}
-
-    assert f"config.json in {tmp_path} states a window of {chunk!r} tokens" in refusal(
-        tmp_path, "llama4", text_config=text
-    )
-
-
 def test_windows_are_found_among_several_caches_of_a_layer():
     caches = [CacheList(KVCache(), RotatingKVCache(max_size=0)), RotatingKVCache(max_size=8)]
 
     assert impossible_windows(caches) == [0]
 
 
+_CHUNKED = configuration("llama4")["text_config"]
 NO_LAYER = ("layers.1.", {}, "can't be loaded \\(Missing.*layers.1.")
 DAMAGES: list[tuple[str, str, dict[str, Any], str]] = [
     *((name, *NO_LAYER) for name in ("gemma3_text", "qwen3_next", "rwkv7")),
@@ -261,11 +229,27 @@ DAMAGES: list[tuple[str, str, dict[str, Any], str]] = [
     *((name, "nothing", {"vocab_size": 0}, "") for name in ("llama", "qwen3", "gemma3_text")),
     ("llama", "nothing", {"num_attention_heads": 0}, "by zero"),
     ("gemma3_text", "nothing", {"sliding_window_pattern": 0}, "by zero"),
-    ("llama", "nothing", {"model_type": 7}, "download it again"),
-    ("llama", "nothing", {"intermediate_size": 48}, "download it again"),
-    ("llama", "nothing", {"hidden_size": 32}, "download it again"),
-    ("llama", "nothing", {"model_file": "code.py"}, "download it again"),
-    ("llama", "nothing", {"num_attention_heads": "four"}, "download it again"),
+    *(
+        ("llama", "nothing", {name: value}, "download it again")
+        for name, value in [
+            *(("model_type", 7), ("intermediate_size", 48), ("hidden_size", 32)),
+            *(("model_file", "code.py"), ("num_attention_heads", "four")),
+        ]
+    ),
+    *(
+        (name, "nothing", {field: window}, f"states a window of {window!r} tokens")
+        for name, field in (("gemma3_text", "sliding_window"), ("mimo_v2_flash", "sliding_window_size"))
+        for window in (0, -5, "16", 16.5, None, True)
+    ),
+    *(
+        (
+            "llama4",
+            "nothing",
+            {"text_config": _CHUNKED | {"attention_chunk_size": chunk}},
+            f"a window of {chunk!r} tokens",
+        )
+        for chunk in (0, "16")
+    ),
 ]
 
 

@@ -8,39 +8,29 @@ import pytest
 LIGHT = "import sys; from protocol.inference.light_import import import_models; import_models(); "
 
 
-def output(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+LISTED = "import sys; from protocol.contracts.engines import draft_engines; print(len(draft_engines()) > 0, "
+BROKEN = (
+    "import protocol.inference.light_import as light; light._Absent.__getattr__ = light.ModuleType.__getattribute__; "
+)
+PROGRAMS = {
+    "a model is loaded without transformers": LIGHT
+    + "from pathlib import Path; from protocol.inference.language_model import LanguageModel; "
+    "from tests.support.paths import DEMO_DRAFT; "
+    "print(LanguageModel.load(DEMO_DRAFT).architecture == 'llama', 'transformers' not in sys.modules)",
+    **{
+        f"{name} can still be imported": LIGHT + f"import {name} as there; print(True, there.__file__ is not None)"
+        for name in ("mlx_lm.tokenizer_utils", "huggingface_hub")
+    },
+    "a package that needs more is imported as usual": BROKEN
+    + LIGHT
+    + "import mlx_lm; print(True, callable(mlx_lm.load))",
+    "an imported package stays as it is": "import mlx_lm; " + LIGHT + "print(True, callable(mlx_lm.load))",
+    "listing the engines imports none": LISTED + "not any(name.startswith('draft_worker') for name in sys.modules))",
+}
 
 
-def test_a_model_is_loaded_without_transformers():
-    program = LIGHT + (
-        "from pathlib import Path; from protocol.inference.language_model import LanguageModel; "
-        "from tests.support.paths import DEMO_DRAFT; "
-        "print(LanguageModel.load(DEMO_DRAFT).architecture, 'transformers' in sys.modules)"
-    )
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=[*PROGRAMS])
+def test_a_process_imports_what_it_needs(program: str):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert output(program) == "llama False\n"
-
-
-@pytest.mark.parametrize("name", ["mlx_lm.tokenizer_utils", "huggingface_hub"])
-def test_what_was_left_out_can_still_be_imported(name: str):
-    assert output(LIGHT + f"import {name} as left_out; print(left_out.__file__ is not None)") == "True\n"
-
-
-def test_a_package_that_needs_more_is_imported_as_usual():
-    broken = (
-        "import protocol.inference.light_import as light; "
-        "light._Absent.__getattr__ = light.ModuleType.__getattribute__; "
-    )
-
-    assert output(broken + LIGHT + "import mlx_lm; print(callable(mlx_lm.load))") == "True\n"
-
-
-def test_an_imported_package_stays_as_it_is():
-    assert output("import mlx_lm; " + LIGHT + "print(callable(mlx_lm.load))") == "True\n"
-
-
-def test_listing_the_engines_imports_none_of_them():
-    listed = "import sys; from protocol.contracts.engines import draft_engines; print(len(draft_engines()) > 0, "
-
-    assert output(listed + "any(name.startswith('draft_worker') for name in sys.modules))") == "True False\n"
+    assert done.stdout == "True True\n"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.machine.blas.library import blas_environment, fast_blas
-from protocol.inference.processor_attention import attention, processor_operations
+from protocol.inference.processor_attention import attention
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -25,39 +25,27 @@ def numbers(*shape: int) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(sum(shape)))
 
 
-def inputs(length: int = _LENGTH) -> tuple[mx.array, mx.array, mx.array]:
-    keys, values = numbers(_BATCH, _GROUPS, _TOTAL, 16), numbers(_BATCH, _GROUPS, _TOTAL, 24)
-    return numbers(_BATCH, _HEADS, _LENGTH, 16)[:, :, :length], keys, values
+def inputs(total: int = _TOTAL) -> tuple[mx.array, mx.array, mx.array]:
+    keys, values = numbers(_BATCH, _GROUPS, total, 16), numbers(_BATCH, _GROUPS, total, 24)
+    return numbers(_BATCH, _HEADS, _LENGTH, 16), keys, values
+
+
+_MASKS = (
+    *(None, "causal", mx.arange(_TOTAL) % 3 > 0, mx.arange(_LENGTH)[:, None] <= mx.arange(_TOTAL)),
+    mx.arange(_LENGTH * _TOTAL).reshape(1, 1, _LENGTH, _TOTAL) % 5 > 0,
+    *(numbers(_HEADS, _LENGTH, _TOTAL), numbers(_BATCH, 1, _LENGTH, _TOTAL)),
+)
 
 
 @pytest.mark.parametrize(
-    "mask",
-    [
-        None,
-        "causal",
-        mx.arange(_TOTAL) % 3 > 0,
-        mx.arange(_LENGTH)[:, None] <= mx.arange(_TOTAL),
-        mx.arange(_LENGTH * _TOTAL).reshape(1, 1, _LENGTH, _TOTAL) % 5 > 0,
-        numbers(_HEADS, _LENGTH, _TOTAL),
-        numbers(_BATCH, 1, _LENGTH, _TOTAL),
-    ],
+    ("total", "mask"), [*((_TOTAL, mask) for mask in _MASKS), *((total, "causal") for total in (1023, 1024, 3000))]
 )
-def test_it_is_mlx_own_attention_for_every_mask(mask: mx.array | str | None):
-    given = inputs()
+def test_it_is_mlx_own_attention_for_every_mask_and_beyond_a_chunk_of_values(total: int, mask: mx.array | str | None):
+    given = inputs(total)
     assert _BATCH * _HEADS * _LENGTH * _TOTAL > 1 << 15
     stock = mx.fast.scaled_dot_product_attention(*given, scale=0.3, mask=mask)
     found = attention(*given, scale=0.3, mask=mask)
     assert found.shape == stock.shape
-    assert np.allclose(np.array(found), np.array(stock), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("total", [1023, 1024, 3000])
-def test_values_of_a_long_context_are_weighted_as_mlx_does(total: int):
-    queries, keys, values = numbers(2, _HEADS, 5, 16), numbers(2, _GROUPS, total, 16), numbers(2, _GROUPS, total, 24)
-    stock = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask="causal")
-
-    found = attention(queries, keys, values, scale=0.3, mask="causal")
-
     assert np.allclose(np.array(found), np.array(stock), rtol=1e-5, atol=1e-6)
 
 
@@ -94,13 +82,6 @@ def test_sinks_and_half_precision_stay_mlx_own():
     half = [each.astype(mx.float16) for each in given]
     stock = mx.fast.scaled_dot_product_attention(*half, scale=0.3)
     assert np.array_equal(np.array(attention(*half, scale=0.3)), np.array(stock))
-
-
-def test_it_ends_with_its_block_whatever_happens():
-    stock = mx.fast.scaled_dot_product_attention
-    with pytest.raises(ZeroDivisionError), processor_operations():
-        _ = 1 / int(mx.fast.scaled_dot_product_attention is not attention)
-    assert mx.fast.scaled_dot_product_attention is stock
 
 
 _PRELOADED = "bridge-" in os.environ.get("LD_PRELOAD", "")

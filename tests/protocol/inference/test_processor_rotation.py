@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from protocol.inference.processor_attention import Rotation, processor_operations
+from protocol.inference.processor_attention import Rotation, attention, processor_operations
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu), reason="only a Linux processor uses it"
@@ -68,11 +68,12 @@ def test_half_precision_stays_mlx_own():
     assert mx.array_equal(found, stock)
 
 
-def test_each_forward_has_a_rotation_of_its_own_and_mlx_has_its_own_back_behind_it():
-    stock = mx.fast.rope
+def test_each_forward_has_a_rotation_of_its_own_and_mlx_has_its_own_functions_back_behind_it():
+    stock = mx.fast.rope, mx.fast.scaled_dot_product_attention
     with processor_operations():
         first = mx.fast.rope
+        assert mx.fast.scaled_dot_product_attention is attention
     assert isinstance(first, Rotation)
     with pytest.raises(ZeroDivisionError), processor_operations():
         _ = 1 / int(mx.fast.rope is first)
-    assert mx.fast.rope is stock
+    assert (mx.fast.rope, mx.fast.scaled_dot_product_attention) == stock

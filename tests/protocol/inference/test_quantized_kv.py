@@ -14,14 +14,14 @@ from hypothesis import settings
 from protocol.contracts.model_folder import KvBits, kv_fingerprint
 from protocol.errors import InputError
 from protocol.inference import quantized_kv, tree_sequence
-from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_caches.full_attention import QuantizedRows, quantized_rows
+from protocol.inference.quantized_kv import deviation
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaMismatch
 from protocol.kv.exchange import KvExchange
 from protocol.messages.kv import KvReference
-from tests.protocol.inference.test_architecture_levels import CONTEXT, TREE, TREES, tokens
+from tests.protocol.inference.test_architecture_levels import CONTEXT, MOST, TREES, grown, joint, paths, tokens
 from tests.protocol.inference.test_layer_cache import Sequences
 from tests.support.models.architectures import tiny, tiny_with_wide_heads
 from tests.support.models.tiny_models import tree_model
@@ -36,8 +36,6 @@ KINDS = {
     "gemma2": False,  # attention of its own
 }
 """One architecture of each kind, and whether its attention reads quantized rows."""
-MOST = 1e-3
-"""Largest mean deviation between ways of evaluating the same path, in standard deviations of the logits."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,22 +69,9 @@ def following(sequence: TreeSequence, path: Sequence[int]) -> mx.array:
 
 
 def assert_paths(made: LanguageModel, logits: mx.array, prefix: list[int], tree: list[int]) -> None:
-    sequence, paths = plainly(made, prefix), list[list[int]]()
-    for row, (parent, token) in enumerate(zip(TREE, tree, strict=True)):
-        paths.append([*([] if parent < 0 else paths[parent]), token])
-        # A recurrent state goes back a few tokens further.
-        sequence.truncate(len(prefix))
-        missing = prefix[sequence.committed :]
-        assert deviation(logits[row], following(sequence, [*missing, *paths[row]])) < MOST, row
-
-
-def deviation(found: mx.array, expected: mx.array) -> float:
-    return float(np.array(mx.abs(found - expected).mean() / mx.std(expected)))
-
-
-def grown(sequence: TreeSequence, tree: list[int]) -> mx.array:
-    first = sequence.next_row
-    return sequence.evaluate(tree, [parent if parent < 0 else first + parent for parent in TREE])
+    plain = plainly(made, prefix)
+    for row, path in enumerate(paths(tree)):
+        assert deviation(logits[row], following(plain.copy(len(prefix)), path)) < MOST, row
 
 
 def assert_exact_against_itself(name: str, bits: KvBits) -> None:
@@ -96,14 +81,15 @@ def assert_exact_against_itself(name: str, bits: KvBits) -> None:
     for begin, end in ((0, 1), (1, 8), (8, CONTEXT)):
         sequence.prefill(text[begin:end])
     for round in range(2):
-        first, tree = sequence.next_row, tokens(len(TREE), round)
-        assert_paths(made, grown(sequence, tree), text, tree)
+        first = sequence.next_row
+        tree, logits = grown(sequence, round)
+        assert_paths(made, logits, text, tree)
         sequence.keep([first, first + 1], [first + 3])
         text += tree[:2]
     sequence.truncate(CONTEXT // 2)
     sequence.prefill(text[sequence.committed : CONTEXT // 2])
-    tree = tokens(len(TREE), 9)
-    assert_paths(made, grown(sequence, tree), text[: CONTEXT // 2], tree)
+    tree, logits = grown(sequence, 9)
+    assert_paths(made, logits, text[: CONTEXT // 2], tree)
 
 
 @pytest.mark.sampled(1)
@@ -147,12 +133,7 @@ def test_eight_bits_are_nearly_the_models_own_element_type(name: str):
 def test_joint_forwards_give_the_same(name: str):
     made = model(name, 8)
     assert made.joins
-    sequences, texts = [made.sequence() for _ in range(2)], [tokens(CONTEXT, 3), tokens(9, 4)]
-    for sequence, text in zip(sequences, texts, strict=True):
-        sequence.prefill(text)
-    trees = [tokens(len(TREE), seed) for seed in (5, 6)]
-    parts = [ForwardPart(sequence, tree, TREE) for sequence, tree in zip(sequences, trees, strict=True)]
-    for logits, text, tree in zip(made.evaluate_together(parts), texts, trees, strict=True):
+    for logits, text, tree in joint(made):
         assert_paths(made, logits, text, tree)
 
 

@@ -1,6 +1,5 @@
 """Laws of recurrences over all rows at once: outputs and states are those of mlx-lm's own functions."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from protocol.inference.recurrence import (
     state_space_tree,
 )
 from protocol.inference.slots import PREFIX
+from tests.support.graphs import primitives
 from tests.support.models.architectures import tiny
 
 HEADS, GROUPS, SIZE, TOKENS = 4, 2, 8, 6
@@ -46,18 +46,27 @@ def call(state: bool, by_channel: bool, tokens: int = TOKENS, **others: Any) -> 
     }
 
 
-@pytest.mark.parametrize("by_channel", [False, True])
-@pytest.mark.parametrize("others", [{}, {"allow_neg_eigval": True}, {"lower_bound": -0.3}])
-@pytest.mark.parametrize("state", [True, False])
-def test_a_chain_has_the_outputs_and_the_state_of_mlx_lms_own_function(
-    by_channel: bool, others: dict[str, Any], state: bool
-):
-    arguments = call(state, by_channel, **others)
-    outputs, behind = gated_delta_update(**arguments)
-    chain = Ancestry(range(-1, TOKENS - 1))
+FORMS = [
+    *(
+        (by_channel, others, state, mx.float32)
+        for by_channel in (False, True)
+        for others in ({}, {"allow_neg_eigval": True}, {"lower_bound": -0.3})
+        for state in (True, False)
+    ),
+    *((False, others, True, kind) for others in ({}, {"allow_neg_eigval": True}) for kind in (mx.float16, mx.bfloat16)),
+]
 
-    unrolled = gated_delta_tree(arguments, chain)
-    assert mx.allclose(unrolled.outputs, outputs, atol=1e-5).item()
+
+@pytest.mark.parametrize(("by_channel", "others", "state", "kind"), FORMS)
+def test_a_chain_has_the_outputs_and_the_state_of_mlx_lms_own_function(
+    by_channel: bool, others: dict[str, Any], state: bool, kind: mx.Dtype
+):
+    """Also where the strength is rounded to half precision."""
+    arguments = rounded(call(state, by_channel, **others), kind, ["q", "k", "v", "a", "b", "dt_bias"])
+    outputs, behind = gated_delta_update(**arguments)
+
+    unrolled = gated_delta_tree(arguments, Ancestry(range(-1, TOKENS - 1)))
+    assert mx.allclose(unrolled.outputs, outputs, atol=1e-5, rtol=2 * mx.finfo(kind).eps).item()
     assert mx.allclose(state_behind(unrolled, mx.arange(TOKENS), arguments["state"]), behind, atol=1e-5).item()
 
 
@@ -90,39 +99,11 @@ def test_without_a_gpu_no_forward_over_several_tokens_goes_token_by_token(monkey
     assert steps == []
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("kept", [1, 2, 3])
-@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "granitemoehybrid", "bailing_hybrid"])
-def test_a_kept_part_of_a_chain_is_folded_into_the_state(name: str, kept: int):
-    model, text = LanguageModel(tiny(name)), [1, 2, 3, 4, 5, 6, 7]
-    expected = model.sequence().evaluate(text, range(-1, len(text) - 1))
-    sequence = model.sequence()
-    sequence.prefill(text[:3])
-    mx.eval(sequence.evaluate([*text[3 : 3 + kept], *[9] * (3 - kept)], [PREFIX, 0, 1]))
-    sequence.keep(range(kept), ())
-    next_row = sequence.next_row
-    rest = text[3 + kept :]
-    got = sequence.evaluate(rest, [PREFIX, *range(next_row, next_row + len(rest) - 1)])
-
-    assert mx.allclose(got, expected[3 + kept :], atol=1e-4).item()
-
-
 def rounded(arguments: dict[str, Any], kind: mx.Dtype, names: Sequence[str]) -> dict[str, Any]:
     return {**arguments, **{name: arguments[name].astype(kind) for name in names}}
 
 
 HALF = pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
-
-
-@HALF
-@pytest.mark.parametrize("others", [{}, {"allow_neg_eigval": True}])
-def test_the_delta_rules_strength_is_rounded_as_mlx_lm_rounds_it(kind: mx.Dtype, others: dict[str, Any]):
-    arguments = rounded(call(True, False, **others), kind, ["q", "k", "v", "a", "b", "dt_bias"])
-    outputs, behind = gated_delta_update(**arguments)
-    unrolled = gated_delta_tree(arguments, Ancestry(range(-1, TOKENS - 1)))
-
-    assert mx.allclose(unrolled.outputs, outputs, atol=1e-5, rtol=2 * mx.finfo(kind).eps).item()
-    assert mx.allclose(state_behind(unrolled, mx.arange(TOKENS), arguments["state"]), behind, atol=1e-5).item()
 
 
 @HALF
@@ -191,15 +172,8 @@ def test_a_gpu_takes_that_form_for_several_tokens_too(monkeypatch: pytest.Monkey
     assert not delta_rule.is_unrolled(2), "mlx-lm's kernel computes several tokens as it does one"
 
 
-def _primitives(array: mx.array, folder: Path) -> list[str]:
-    """Of the graph of an array that is not computed."""
-    file = folder / "graph.dot"
-    mx.export_to_dot(str(file), array)
-    return re.findall(r'label ?= ?"(\w+)"', file.read_text())
-
-
 def test_no_state_and_no_output_is_copied_by_an_index(tmp_path: Path):
     """`x[0]` is a gather, which copies (MLX, python/src/indexing.cpp, mlx_get_item_int); a squeeze is none."""
     unrolled = gated_delta_tree(call(True, False), Ancestry([-1, 0, 0, 1, 2, 2]))
 
-    assert "Gather" not in _primitives(unrolled.outputs, tmp_path)
+    assert "Gather" not in primitives(unrolled.outputs, tmp_path)

@@ -1,7 +1,6 @@
 """The slot table against a model that records the token of every slot."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,20 +119,3 @@ def test_a_row_number_stays_valid_when_its_row_is_committed():
     table.keep([0, 1], [])
 
     assert table.add([1])[0].position == 2
-
-
-def test_a_dropped_row_can_not_be_continued():
-    table = SlotTable()
-    table.add([PREFIX, PREFIX])
-    table.keep([0], [])
-
-    with pytest.raises(AssertionError):
-        table.add([1])
-
-
-def test_an_orphan_can_not_survive():
-    table = SlotTable()
-    table.add([PREFIX, PREFIX, 1])
-
-    with pytest.raises(AssertionError):
-        table.keep([0], [2])

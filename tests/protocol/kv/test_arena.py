@@ -3,21 +3,27 @@
 import errno
 import os
 import signal
-import struct
 import tempfile
-import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from protocol.kv import segments
 from protocol.kv.arena import Arena
-from protocol.kv.arena_header import HEADER_BYTES, ArenaDamaged, ArenaLayout, ArenaMismatch, ElementType, decode_header
+from protocol.kv.arena_header import (
+    HEADER_BYTES,
+    ArenaDamaged,
+    ArenaLayout,
+    ArenaMismatch,
+    ElementType,
+    decode_header,
+    sealed,
+)
 from protocol.kv.segments import (
     SegmentError,
     create_segment,
@@ -76,8 +82,10 @@ def test_how_tokens_were_committed_does_not_matter():
     np.testing.assert_array_equal(adopt(arena.name).keys[:, :, :200], rows(600, 1)[:, :, :200])
 
 
-def test_an_adopter_may_append_rows_that_the_next_one_adopts():
-    arena = adopt(filled(5).name, replace(LAYOUT, capacity=1), tokens=5)
+@pytest.mark.parametrize("attached", [lambda name: adopt(name, replace(LAYOUT, capacity=1), tokens=5), Arena.attach])
+def test_who_adopts_or_attaches_may_append_rows_that_the_next_one_adopts(attached: Callable[[str], Arena]):
+    """Without reading the rows that there are."""
+    arena = attached(filled(5).name)
     arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
     arena.commit(7)
 
@@ -87,27 +95,24 @@ def test_an_adopter_may_append_rows_that_the_next_one_adopts():
     np.testing.assert_array_equal(other.values[:, :, 5:7], rows(2, 4))
 
 
-def test_an_attacher_may_commit_without_reading_the_rows():
-    arena = Arena.attach(filled(5).name)
-    arena.write_rows(5, list(rows(2, 3)), list(rows(2, 4)))
-    arena.commit(7)
-
-    assert adopt(arena.name).committed == 7
-
-
-def test_two_exchanged_rows_are_refused():
-    arena = filled(500)
+def exchanged(arena: Arena) -> None:
     arena.keys[1, 0, [3, 9]] = arena.keys[1, 0, [9, 3]]
 
-    with pytest.raises(ArenaDamaged, match="torn"):
-        adopt(arena.name)
+
+def changed(half: str, place: tuple[int, int, int, int]) -> Callable[[Arena], None]:
+    def change(arena: Arena) -> None:
+        getattr(arena, half).view(np.uint16)[place] ^= 1
+
+    return change
 
 
-@pytest.mark.parametrize("half", ["keys", "values"])
-@pytest.mark.parametrize("place", [(0, 0, 0, 0), (2, 1, 499, 7)])
-def test_a_row_that_changed_after_its_commit_is_refused(half: str, place: tuple[int, int, int, int]):
+PLACES = [(half, place) for half in ("keys", "values") for place in ((0, 0, 0, 0), (2, 1, 499, 7))]
+
+
+@pytest.mark.parametrize("harm", [exchanged, *(changed(*place) for place in PLACES)])
+def test_a_row_that_changed_after_its_commit_is_refused(harm: Callable[[Arena], None]):
     arena = filled(500)
-    getattr(arena, half).view(np.uint16)[place] ^= 1
+    harm(arena)
 
     with pytest.raises(ArenaDamaged, match="torn"):
         adopt(arena.name)
@@ -145,8 +150,7 @@ def hostile(**fields: int) -> bytes:
     shape = {"layers": 3, "kv_heads": 2, "capacity": 600, "head_size": 8, "dtype": 1}
     numbers = {"epoch": 7, "model": bytes(32), "committed": 0, "checksum": 0}
     layout = shape | {name: fields.pop(name) for name in shape if name in fields}
-    body = msgspec.msgpack.encode({"layout": layout, **numbers, **fields})
-    return struct.pack("<8sII", b"LPKVAREN", len(body), zlib.crc32(body)) + body
+    return sealed(b"LPKVAREN", {"layout": layout, **numbers, **fields})
 
 
 def test_the_hostile_header_is_otherwise_right():
@@ -154,26 +158,19 @@ def test_the_hostile_header_is_otherwise_right():
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("name", "values"),
     [
-        {"layers": 4},
-        {"layers": 0},
-        {"layers": 0xFFFFFFFF, "kv_heads": 0xFFFFFFFF},
-        {"head_size": 0},
-        {"head_size": 0xFFFFFFFF},
-        {"capacity": 601},
-        {"capacity": 1 << 63},
-        {"capacity": (1 << 64) - 1, "layers": 1024},
-        {"committed": 601},
-        {"committed": (1 << 64) - 1},
-        {"committed": -1},
-        {"dtype": 9},
-        {"dtype": 3},
+        ("layers", [4, 0, 0xFFFFFFFF]),
+        ("head_size", [0, 0xFFFFFFFF]),
+        ("capacity", [601, 1 << 63, (1 << 64) - 1]),
+        ("committed", [601, (1 << 64) - 1, -1]),
+        ("dtype", [9, 3]),
     ],
 )
-def test_a_header_that_promises_more_than_there_is_is_refused(fields: dict[str, int]):
-    with pytest.raises(ArenaDamaged):
-        decode_header(hostile(**fields), LAYOUT.segment_bytes)
+def test_a_header_that_promises_more_than_there_is_is_refused(name: str, values: list[int]):
+    for value in values:
+        with pytest.raises(ArenaDamaged):
+            decode_header(hostile(**{name: value}), LAYOUT.segment_bytes)
 
 
 @pytest.mark.parametrize("page", [b"", b"LPKVAREN", bytes(HEADER_BYTES)])
@@ -251,7 +248,7 @@ def test_closing_waits_for_views_in_use():
     np.testing.assert_array_equal(view, rows(5, 1))
 
 
-def test_another_process_adopts_what_this_one_committed():
+def test_another_process_adopts_what_this_one_committed_and_leaves_it():
     arena = filled(300)
     reader = child(
         __name__, f"arena = adopt({arena.name!r}); print(arena.committed, float(arena.keys[:, :, :300].sum()))"
@@ -259,15 +256,8 @@ def test_another_process_adopts_what_this_one_committed():
     out, error = reader.communicate(timeout=60)
 
     assert (out.split(), error) == (["300", str(float(rows(300, 1).sum()))], "")
-
-
-def test_an_attacher_that_ends_leaves_the_segment():
-    arena = filled(3)
-    reader = child(__name__, f"arena = adopt({arena.name!r})")
-
-    assert reader.wait(timeout=60) == 0
     assert sweep() == []
-    assert adopt(arena.name).committed == 3
+    assert adopt(arena.name).committed == 300
 
 
 def test_an_arena_may_outlive_its_writer_until_its_owner_ends():
@@ -345,20 +335,14 @@ def test_other_files_in_the_registry_are_kept(registry: Path):
     assert (registry / "notes.txt").exists()
 
 
-def test_the_list_is_in_no_temporary_folder(monkeypatch: pytest.MonkeyPatch):
+def test_the_list_is_in_no_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """macOS removes files there that nobody used for three days: dirhelper.c in Apple's system_cmds."""
     monkeypatch.delenv(SEGMENTS_VARIABLE, raising=False)
     monkeypatch.setenv("HOME", "/Users/somebody")
     folder = segments_folder()
-
-    assert not folder.is_relative_to(tempfile.gettempdir())
-    assert not folder.is_relative_to("/tmp")
-
-
-def test_the_list_of_a_mac_is_among_its_applications_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.delenv(SEGMENTS_VARIABLE, raising=False)
     monkeypatch.setattr("protocol.paths.SHARED_MEMORY", tmp_path / "none")
 
+    assert not any(folder.is_relative_to(temporary) for temporary in (tempfile.gettempdir(), "/tmp"))
     assert segments_folder() == Path.home() / "Library/Application Support/launch-pipeline/segments"
 
 

@@ -1,16 +1,24 @@
-"""Which KV a sequence reuses and which prompt is prefilled next: each token once, and finally every sequence."""
+"""Which KV a sequence reuses and which prompt is prefilled next: each token once, and finally every sequence. Cached KV
+is within its bound, is found by its longest prefix, and has one owner at a time."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocol.kv.prefix_sharing import Found, PrefixSharing
+from protocol.common_prefix import common_prefix
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
+from protocol.kv.prefix_sharing import Found, PrefixCache, PrefixSharing
 from protocol.messages.base import RequestId
 
 CHUNK = 40
 LIMIT = 10_000
+STEM = list(range(100, 100 + MIN_SHARED_TOKENS - 4))
+MEMORY = 50
 
 
 @dataclass(eq=False)
@@ -20,13 +28,18 @@ class FakeKv:
 
     states: Sequence[int] | None = None
     """Where it can be cut; None: anywhere."""
+    size: int | None = None
+    """Bytes, if it can't be shortened; else one a token."""
+    extra: int = 0
+    """Bytes of states beside the rows."""
 
     @property
     def memory(self) -> int:
-        return len(self.tokens)
+        return (len(self.tokens) if self.size is None else self.size) + self.extra
 
     def shed(self) -> bool:
-        return False
+        shed, self.extra = self.extra > 0, 0
+        return shed
 
     def shorten(self, tokens: int) -> None:
         del self.tokens[tokens:]
@@ -241,3 +254,102 @@ def test_kv_that_has_no_room_beside_its_copy_is_cut_instead():
     assert found is not None
     assert (found.tokens, found.exclusive) == (500, True)
     assert not list(worker.sharing.cached)
+
+
+# The cache of ended sequences
+
+
+class Cached(RuleBasedStateMachine):
+    """Beside the cache, the tokens of all KV that was added and not closed. Every third can't be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.closed: list[FakeKv] = []
+        self.cache = PrefixCache[FakeKv](MEMORY, self.closed.append)
+        self.held: dict[FakeKv, list[int]] = {}
+        self.made = 0
+
+    @rule(tail=st.lists(st.integers(0, 1), max_size=80), memory=st.integers(0, 60))
+    def add(self, tail, memory):
+        self.made += 1
+        kv = FakeKv(STEM + tail, copyable=self.made % 3 > 0, size=memory)
+        self.held[kv] = STEM + tail
+        self.cache.add(kv, STEM + tail)
+        for kv in self.closed:
+            del self.held[kv]
+        self.closed.clear()
+
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 1), max_size=80), more=st.integers(0, 40))
+    def take(self, data, tail, more):
+        wanted = STEM + tail
+        if self.held and data.draw(st.booleans()):
+            wanted = data.draw(st.sampled_from(list(self.held.values()))) + tail
+        least = MIN_SHARED_TOKENS + more
+        found = self.cache.take(wanted, least)
+
+        best = max((common_prefix(tokens, wanted) for tokens in self.held.values()), default=0)
+        if found is None:
+            assert best < least or not all(kv.copyable for kv in self.held)
+            return
+        tokens = self.held[found.kv]
+        assert found.tokens == common_prefix(tokens, wanted) == best >= least
+        if found.exclusive:
+            lost = len(tokens) - found.tokens
+            assert lost < MIN_SHARED_TOKENS or (not found.kv.copyable and lost < found.tokens)
+            del self.held[found.kv]
+        else:
+            assert found.kv.copyable
+
+    @invariant()
+    def the_bound_holds_and_no_kv_is_lost(self):
+        assert {*self.cache} == self.held.keys()
+        assert self.cache.size == sum(kv.memory for kv in self.held) <= MEMORY
+
+    @invariant()
+    def nothing_is_held_twice(self):
+        everyone = list(self.held.values())
+        assert not any(one is not other and one == other[: len(one)] for one in everyone for other in everyone)
+
+    @invariant()
+    def all_cached_kv_is_long_enough(self):
+        assert all(kv.memory and len(tokens) >= MIN_SHARED_TOKENS for kv, tokens in self.held.items())
+
+
+TestCached = Cached.TestCase
+TestCached.settings = settings(max_examples=50, stateful_step_count=30, derandomize=True)
+
+
+def test_the_least_recently_used_is_evicted_first():
+    closed: list[FakeKv] = []
+    cache = PrefixCache[FakeKv](30, closed.append)
+    prompts = [[number] * MIN_SHARED_TOKENS for number in range(4)]
+    a, b, c, d = (FakeKv(size=10) for _ in prompts)
+    for kv, prompt in zip((a, b, c), prompts, strict=False):
+        cache.add(kv, [*prompt, *range(MIN_SHARED_TOKENS)])
+    assert cache.take(prompts[0]) == (a, MIN_SHARED_TOKENS, False)
+    cache.add(d, prompts[3])
+
+    assert closed == [b]
+
+
+def test_of_kv_that_does_not_fit_states_go_first_and_then_the_last_tokens():
+    closed: list[FakeKv] = []
+    cache = PrefixCache[FakeKv](650, closed.append)
+    first, second = list(range(600)), list(range(1000, 2000))
+    with_states = FakeKv(first[:], extra=200)
+
+    assert cache.add(with_states, first) == 600
+    assert cache.add(FakeKv(second[:]), second) == 650
+    assert closed == [with_states]
+    assert cache.take(second) is not None
+
+
+def test_a_smaller_limit_cuts_the_kv_that_was_used_least_recently():
+    cache = PrefixCache[FakeKv](1000, lambda _: None)
+    for first in (1000, 2000):
+        tokens = list(range(first, first + 500))
+        cache.add(FakeKv(tokens[:]), tokens)
+    cache.resize(700)
+    found = [cache.take(range(first, first + 600)) for first in (1000, 2000)]
+
+    assert [each and each.tokens for each in found] == [200, 500]

@@ -108,13 +108,6 @@ def test_mlx_lays_out_the_same_bits(vocabulary: int):
         assert np.array_equal(native, ours)
 
 
-def test_the_bits_of_any_token_are_computed_alone():
-    every = noise_bits(7, 99, np.arange(1000), 1000, NoiseStream.SAMPLE)
-    some = np.array([999, 0, 511, 512, 3])
-
-    assert np.array_equal(noise_bits(7, 99, some, 1000, NoiseStream.SAMPLE), every[some])
-
-
 def test_differently_padded_vocabularies_share_their_noise():
     tokens = np.array([0, 70_000, 151_642])
 

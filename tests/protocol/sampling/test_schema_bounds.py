@@ -40,51 +40,38 @@ def test_whatever_stands_for_a_number_is_accepted_or_refused_at_once(schema: Any
     assert time.process_time() - began < 1
 
 
+_QUOTED = ({"multipleOf": "1e1000000000"}, {"allOf": [{"multipleOf": f"1e{999_990 + n}"} for n in range(8)]})
+_HIDING = {"allOf": [{"multipleOf": 0}, {"multipleOf": 9999}, {"multipleOf": 9999}]}
+
+
 @pytest.mark.parametrize(
-    "schema",
+    ("words", "schema"),
     [
-        {"multipleOf": "1e1000000000"},
-        {"allOf": [{"multipleOf": f"1e{999_990 + place}"} for place in range(8)]},
-        {"multipleOf": "3"},
+        *(("multipleOf", json.dumps(schema)) for schema in (*_QUOTED, {"multipleOf": "3"}, _HIDING)),
+        *(("multipleOf", f'{{"multipleOf": {number}}}') for number in ("1e400", "-1e400", "1e308", "1" + "0" * 4000)),
+        # Over these the library ends the process.
+        *(
+            ("must be greater than -2^63", schema)
+            for schema in (
+                '{"type": "integer", "minimum": -1e30, "maximum": -1e26}',
+                '{"type": "integer", "minimum": -9223372036854775807, "maximum": -9223372036854775807}',
+                '{"allOf": [{"type": "integer", "exclusiveMinimum": -1e30}, {"exclusiveMaximum": -1e29}]}',
+                '{"type": "integer", "enum": [-1e30]}',
+                '{"type": "integer", "const": -' + "9" * 400 + "}",
+            )
+        ),
     ],
 )
-def test_a_number_given_as_a_text_is_refused_at_once(schema: Any):
+def test_a_number_that_can_not_be_enforced_is_refused_at_once(words: str, schema: str):
     began = time.process_time()
-    told = flaw(Grammar(json.dumps(schema)))
 
-    assert told is not None
-    assert "multipleOf" in told
+    assert words in str(flaw(Grammar(schema)))
     assert time.process_time() - began < 1
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        '{"type": "integer", "minimum": -1e30, "maximum": -1e26}',
-        '{"type": "integer", "minimum": -9223372036854775807, "maximum": -9223372036854775807}',
-        '{"allOf": [{"type": "integer", "exclusiveMinimum": -1e30}, {"exclusiveMaximum": -1e29}]}',
-        '{"type": "integer", "enum": [-1e30]}',
-        '{"type": "integer", "const": -' + "9" * 400 + "}",
-    ],
-)
-def test_numbers_over_which_the_library_ends_the_process_are_refused(schema: str):
-    assert "must be greater than -2^63" in str(flaw(Grammar(schema)))
 
 
 def test_a_number_beyond_64_bits_that_the_library_takes_is_accepted():
     assert flaw(Grammar('{"type": "integer", "minimum": 0, "maximum": 18446744073709551615}')) is None
 
 
-@pytest.mark.parametrize("number", ["1e400", "-1e400", "1e308", "1" + "0" * 4000])
-def test_a_number_that_is_too_large_is_refused(number: str):
-    with pytest.raises(SchemaError, match="multipleOf"):
-        parsed(f'{{"multipleOf": {number}}}')
-
-
 def test_a_property_may_have_the_name_of_a_keyword():
     assert parsed(json.dumps({"properties": {"multipleOf": {"type": "string"}}}))
-
-
-def test_a_zero_hides_no_other_divisor():
-    with pytest.raises(SchemaError, match="multipleOf"):
-        parsed(json.dumps({"allOf": [{"multipleOf": 0}, {"multipleOf": 9999}, {"multipleOf": 9999}]}))

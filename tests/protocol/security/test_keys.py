@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -45,20 +46,45 @@ def test_only_the_user_can_read_the_keys(tmp_path: Path):
     assert [file.name for file in (tmp_path / "keys").iterdir()] == ["curve.key"]
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_key_that_others_could_read_or_write_is_refused(folder: Path, mode: int):
-    own_keys(folder)
-    (folder / "curve.key").chmod(mode)
+def _key(content: bytes, mode: int = 0o600) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        (folder / "curve.key").write_bytes(content)
+        (folder / "curve.key").chmod(mode)
 
-    with pytest.raises(InputError, match=r"Other users can read .*remove it.*chmod 600"):
-        own_keys(folder)
+    return write
 
 
-@pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
-def test_a_folder_that_others_can_enter_is_refused(folder: Path, mode: int):
-    folder.chmod(mode)
+def _linked(folder: Path) -> None:
+    own_keys(elsewhere := folder.with_name("elsewhere"))
+    (folder / "curve.key").symlink_to(elsewhere / "curve.key")
 
-    with pytest.raises(InputError, match="must be yours alone: run `chmod 700"):
+
+_UNUSABLE: list[tuple[str, Callable[[Path], object]]] = [
+    *(
+        (r"Other users can read .*remove it.*chmod 600", _key(SERVER.secret, mode))
+        for mode in (0o640, 0o604, 0o620, 0o666)
+    ),
+    *(
+        ("must be yours alone: run `chmod 700", lambda folder, mode=mode: folder.chmod(mode))
+        for mode in (0o750, 0o705, 0o777)
+    ),
+    ("can't be read", _linked),
+    # It is not waited for either.
+    ("is not a regular file of yours", lambda folder: os.mkfifo(folder / "curve.key", 0o600)),
+    *(
+        ("holds no valid key: remove it", _key(content))
+        for content in (b"", b"x" * 39, b"~" * 40, SERVER.secret + b"\n", b"#" * 40)
+    ),
+]
+
+
+@pytest.mark.parametrize(("sentence", "harm"), _UNUSABLE)
+def test_a_key_that_others_could_know_or_that_is_none_is_refused(
+    folder: Path, sentence: str, harm: Callable[[Path], object]
+):
+    harm(folder)
+
+    with pytest.raises(InputError, match=sentence):
         own_keys(folder)
 
 
@@ -67,31 +93,6 @@ def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "getuid", lambda: another)
 
     with pytest.raises(InputError, match="must be yours alone: run `chmod 700"):
-        own_keys(folder)
-
-
-def test_a_link_to_a_key_elsewhere_is_refused(folder: Path, tmp_path: Path):
-    elsewhere = tmp_path / "elsewhere"
-    own_keys(elsewhere)
-    (folder / "curve.key").symlink_to(elsewhere / "curve.key")
-
-    with pytest.raises(InputError, match="can't be read"):
-        own_keys(folder)
-
-
-def test_a_pipe_in_the_place_of_a_key_is_refused_and_not_waited_for(folder: Path):
-    os.mkfifo(folder / "curve.key", 0o600)
-
-    with pytest.raises(InputError, match="is not a regular file of yours"):
-        own_keys(folder)
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 39, b"~" * 40, SERVER.secret + b"\n", b"#" * 40])
-def test_a_damaged_key_is_refused(folder: Path, content: bytes):
-    (folder / "curve.key").write_bytes(content)
-    (folder / "curve.key").chmod(0o600)
-
-    with pytest.raises(InputError, match="holds no valid key: remove it"):
         own_keys(folder)
 
 

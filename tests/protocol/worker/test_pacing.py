@@ -93,22 +93,20 @@ def _pacer(pace: DevicePace | None = _PACE) -> tuple[Pacer, _Time]:
 # The curve ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tokens", "seconds"), [(1, 0.020), (2, 0.022), (3, 0.024), (8, 0.036), (10, 0.0408)])
-def test_a_forward_takes_what_the_points_say_and_a_line_between_and_behind_them(tokens: int, seconds: float):
-    assert _PACE.forward(tokens) == pytest.approx(seconds)
+_CURVES = {
+    "lines between points and behind them": (_PACE, {1: 0.020, 2: 0.022, 3: 0.024, 8: 0.036, 10: 0.0408}),
+    "steps down to the point before": (
+        DevicePace(steps=((1, 0.02), (5, 0.03), (10, 0.05)), shape="steps", prefill_rate=1.0),
+        {1: 0.02, 2: 0.03, 5: 0.03, 6: 0.05, 10: 0.05, 15: 0.07},
+    ),
+    "one point: width costs nothing": (DevicePace(steps=((1, 0.005),), prefill_rate=1.0), {1: 0.005, 64: 0.005}),
+    "slowed down": (msgspec.structs.replace(_PACE, slow_down=1.25), {1: 0.025, 3: 0.030}),
+}
 
 
-def test_one_point_is_a_device_for_which_width_costs_nothing():
-    flat = DevicePace(steps=((1, 0.005),), prefill_rate=1.0)
-
-    assert flat.forward(1) == flat.forward(64) == 0.005
-
-
-def test_a_point_of_a_stepped_device_holds_down_to_the_point_before_it():
-    stepped = DevicePace(steps=((1, 0.02), (5, 0.03), (10, 0.05)), shape="steps", prefill_rate=1.0)
-
-    assert [stepped.forward(width) for width in (1, 2, 5, 6, 10)] == [0.02, 0.03, 0.03, 0.05, 0.05]
-    assert stepped.forward(15) == pytest.approx(0.07)
+@pytest.mark.parametrize(("pace", "seconds"), _CURVES.values(), ids=[*_CURVES])
+def test_a_forward_takes_what_the_points_say(pace: DevicePace, seconds: dict[int, float]):
+    assert {width: pace.forward(width) for width in seconds} == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +131,10 @@ def test_sequences_share_the_products_of_a_forward_but_not_the_attention():
     assert seconds == pytest.approx(_PACE.forward(8) + 3 * 0.001 + 5 * 0.002 + 0.002)
 
 
-def test_the_slow_down_holds_for_every_time():
+def test_a_prefill_has_its_own_rate_but_no_chunk_is_faster_than_one_token():
     slow = msgspec.structs.replace(_PACE, slow_down=1.25)
 
-    assert slow.forward(5) == pytest.approx(1.25 * _PACE.forward(5))
-    assert slow.prefill(500) == pytest.approx(1.25 * _PACE.prefill(500))
-
-
-def test_a_prefill_has_its_own_rate_but_no_chunk_is_faster_than_one_token():
-    assert _PACE.prefill(512) == pytest.approx(0.512)
+    assert [_PACE.prefill(512), slow.prefill(512)] == pytest.approx([0.512, 0.64])
     assert _PACE.prefill(2) == _PACE.forward(1)
 
 

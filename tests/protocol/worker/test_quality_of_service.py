@@ -26,33 +26,34 @@ def absent() -> Any:
     raise OSError("no such library")
 
 
-@pytest.mark.parametrize(
-    ("quality", "number"), [(QualityOfService.USER_INTERACTIVE, 0x21), (QualityOfService.UTILITY, 0x11)]
-)
-def test_the_class_of_the_calling_thread_is_set(
-    quality: QualityOfService, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    library = Library(0)
-
-    set_quality_of_service(quality, lambda: library)
-
-    assert library.calls == [(number, 0)]
-    assert capsys.readouterr().err == ""
+_DONE, _REFUSED = Library(0), Library(1)
 
 
 @pytest.mark.parametrize(
-    ("library", "reason"),
-    [(lambda: Library(1), "not permitted"), (absent, "no such library"), (object, "pthread_set_qos_class_self_np")],
+    ("quality", "number", "library", "told"),
+    [
+        (QualityOfService.USER_INTERACTIVE, 0x21, lambda: _DONE, ""),
+        (QualityOfService.UTILITY, 0x11, lambda: _DONE, ""),
+        (QualityOfService.UTILITY, 0x11, lambda: _REFUSED, "not permitted"),
+        (QualityOfService.UTILITY, None, absent, "no such library"),
+        (QualityOfService.UTILITY, None, object, "pthread_set_qos_class_self_np"),
+    ],
 )
-def test_a_refusal_is_told_and_ends_nothing(
-    library: Any, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_class_of_the_calling_thread_is_set_and_a_refusal_is_told_and_ends_nothing(
+    quality: QualityOfService,
+    number: int | None,
+    library: Any,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.setattr(sys, "platform", "darwin")
 
-    set_quality_of_service(QualityOfService.UTILITY, library)
+    set_quality_of_service(quality, library)
 
-    assert reason in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert told in error if told else error == ""
+    assert number is None or library().calls.pop() == (number, 0)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has the library")

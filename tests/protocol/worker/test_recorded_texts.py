@@ -22,53 +22,49 @@ def _written(path: Path, target: RecordedTarget = _TARGET) -> Path:
     return path / "texts.jsonl"
 
 
-def test_what_is_written_is_read(tmp_path: Path):
-    read = RecordedTexts.read(_written(tmp_path), "abc")
+@pytest.fixture
+def read(tmp_path: Path) -> RecordedTexts:
+    return RecordedTexts.read(_written(tmp_path), "abc")
 
+
+def test_what_is_written_is_read(read: RecordedTexts):
     assert (read.target, read.texts) == (_TARGET, _TEXTS)
 
 
-def test_a_text_is_found_by_prompt_temperature_and_seed(tmp_path: Path):
-    read = RecordedTexts.read(_written(tmp_path), "abc")
-
-    assert read.of_prompt((1, 2), request_sampling(1.0, 1)) == _TEXTS[2]
-    assert read.of_prompt((1, 2), request_sampling(1.0, 2)) is None
-    assert read.of_prompt((1, 3), request_sampling(1.0, 1)) is None
-
-
-def test_the_seed_has_no_effect_at_temperature_0(tmp_path: Path):
-    read = RecordedTexts.read(_written(tmp_path), "abc")
-
-    assert read.of_prompt((1, 2), request_sampling(0.0, 77)) == _TEXTS[0]
-
-
-def test_a_sequence_that_has_begun_is_found_by_its_tokens(tmp_path: Path):
-    read = RecordedTexts.read(_written(tmp_path), "abc")
-
-    assert read.beginning_with((1, 2, 8), request_sampling(1.0, 1)) == _TEXTS[2]
-    assert read.beginning_with((1, 2, 9), request_sampling(1.0, 1)) is None
+@pytest.mark.parametrize(
+    ("tokens", "temperature", "seed", "text"),
+    [
+        ((1, 2), 1.0, 1, _TEXTS[2]),
+        ((1, 2), 1.0, 2, None),
+        ((1, 3), 1.0, 1, None),
+        ((1, 2), 0.0, 77, _TEXTS[0]),  # a seed has no effect at temperature 0
+        ((1, 2, 8), 1.0, 1, _TEXTS[2]),
+        ((1, 2, 9), 1.0, 1, None),
+    ],
+)
+def test_a_text_is_found_by_its_tokens_temperature_and_seed(
+    read: RecordedTexts, tokens: tuple[int, ...], temperature: float, seed: int, text: RecordedText | None
+):
+    assert read.beginning_with(tokens, request_sampling(temperature, seed)) == text
+    assert read.of_prompt(tokens, request_sampling(temperature, seed)) == (text if len(tokens) == 2 else None)
 
 
 @pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"logprobs": 1}, {"verification": "rejection"}])
-def test_other_parameters_have_no_recorded_text(tmp_path: Path, changes: dict):
-    read = RecordedTexts.read(_written(tmp_path), "abc")
-
+def test_other_parameters_have_no_recorded_text(read: RecordedTexts, changes: dict):
     assert read.beginning_with((1, 2), replace(Sampling(temperature=1.0, seed=1), **changes)) is None
 
 
-def test_a_file_of_another_target_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match=r"another target generated its texts.*record again"):
-        RecordedTexts.read(_written(tmp_path), "abd")
-
-
-def test_a_file_of_another_version_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="it has version 2, and this program reads version 1"):
-        RecordedTexts.read(_written(tmp_path, replace(_TARGET, version=2)), "abc")
-
-
-def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="beyond the target's vocabulary"):
-        RecordedTexts.read(_written(tmp_path, replace(_TARGET, vocabulary=9)), "abc")
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_fingerprint": "abd"}, r"another target generated its texts.*record again"),
+        ({"version": 2}, "it has version 2, and this program reads version 1"),
+        ({"vocabulary": 9}, "beyond the target's vocabulary"),
+    ],
+)
+def test_a_file_of_another_target_or_version_is_refused(tmp_path: Path, changes: dict, words: str):
+    with pytest.raises(InputError, match=words):
+        RecordedTexts.read(_written(tmp_path, replace(_TARGET, **changes)), "abc")
 
 
 @pytest.mark.parametrize("kept", range(0, 300, 7))

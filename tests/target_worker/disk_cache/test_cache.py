@@ -5,7 +5,7 @@ import errno
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,12 +144,14 @@ def test_one_in_half_precision_too(name: str, kind: mx.Dtype, monkeypatch: pytes
     test_a_sequence_that_is_taken_up_goes_on_exactly(name)
 
 
-def test_another_conversation_with_the_same_beginning_takes_an_earlier_state():
-    kept("qwen3_next", TOKENS[:620])
+@pytest.mark.parametrize(("name", "alike", "taken"), [("qwen3_next", 500, 400), ("qwen3", 600, 2 * CHUNK)])
+def test_another_conversation_with_the_same_beginning_takes_what_is_whole_of_it(name: str, alike: int, taken: int):
+    """An earlier state, or whole chunks of rows."""
+    kept(name, TOKENS[:620])
 
-    _, found = resumed([*TOKENS[:500], *[9] * 100], "qwen3_next")
+    _, found = resumed([*TOKENS[:alike], *[9] * 100], name)
 
-    assert found == Resumed(400)
+    assert found == Resumed(taken)
 
 
 @pytest.mark.parametrize(("most", "written"), [(1 << 30, 5), (1, 1)])
@@ -213,32 +215,33 @@ def test_what_another_model_or_device_kept_is_not_used(options: dict[str, Any]):
     assert resumed(TOKENS, **options)[1] == Resumed(0)
 
 
-def test_a_copied_file_of_another_prefix_is_told_from_the_right_one():
-    kept("mamba2", TOKENS[:620])
-    last, right = files("620-*.state")[0], files("600-*.state")[0]
-    last.write_bytes(right.read_bytes())
-
-    _, found = resumed(TOKENS)
-
-    assert found.tokens == 600
-    assert "checksum" in found.warning
+def torn(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-3])
 
 
-@pytest.mark.parametrize("harm", ["torn", "shared"])
-def test_a_harmed_file_is_removed_and_told_once(harm: str):
-    kept("qwen3_next", TOKENS[:620])
-    file = files("620-*.state")[0]
-    if harm == "torn":
-        file.write_bytes(file.read_bytes()[:-3])
-    else:
-        file.chmod(0o644)
+def of_another_prefix(file: Path) -> None:
+    file.write_bytes(files("600-*.state")[0].read_bytes())
 
-    _, first = resumed(TOKENS, "qwen3_next")
-    _, second = resumed(TOKENS, "qwen3_next")
 
-    assert first.tokens == 600
-    assert file.name in first.warning
-    assert second == Resumed(600)
+@pytest.mark.parametrize(
+    ("name", "harm", "left"),
+    [
+        ("mamba2", of_another_prefix, 600),
+        ("qwen3_next", torn, 600),
+        ("qwen3_next", lambda file: file.chmod(0o644), 600),
+        ("qwen3", torn, 2 * CHUNK),
+    ],
+)
+def test_a_harmed_file_is_removed_and_told_once(name: str, harm: Callable[[Path], None], left: int):
+    kept(name, TOKENS[:620])
+    (file,) = files("620-*.state")
+    harm(file)
+
+    _, first = resumed(TOKENS, name)
+    _, second = resumed(TOKENS, name)
+
+    assert (first.tokens, file.name in first.warning) == (left, True)
+    assert second == Resumed(left)
 
 
 def test_rows_behind_whole_chunks_are_kept_until_a_whole_chunk_holds_them():
@@ -250,17 +253,6 @@ def test_rows_behind_whole_chunks_are_kept_until_a_whole_chunk_holds_them():
 
     assert ends == [["300"], ["300", "400"], ["300", "400", "620"], ["620", "640"]]
     assert resumed(TOKENS, "qwen3")[1] == Resumed(640)
-
-
-def test_of_rows_behind_whole_chunks_that_are_torn_or_of_another_turn_the_whole_chunks_are_used():
-    kept("qwen3", TOKENS[:620])
-
-    assert resumed([*TOKENS[:600], *[9] * 100], "qwen3")[1] == Resumed(512)
-    (end,) = files(".state")
-    end.write_bytes(end.read_bytes()[:-3])
-    _, torn = resumed(TOKENS, "qwen3")
-    assert (torn.tokens, end.name in torn.warning) == (512, True)
-    assert resumed(TOKENS, "qwen3")[1] == Resumed(512)
 
 
 def test_a_torn_chunk_costs_what_is_behind_it():

@@ -31,55 +31,35 @@ def found(folder: Path, form: str) -> Drafter:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind", "origin", "outputs"),
+    ("form", "kind", "origin", "outputs", "drafted", "block"),
     [
-        ("safeailab", "eagle3", "SafeAILab", (1, 3, 4)),
-        ("specforge", "eagle3", "SafeAILab", (0, 2, 5)),
-        ("speculators", "eagle3", "speculators", (1, 3, 4)),
-        ("deepspec_eagle3", "eagle3", "DeepSpec", (1, 2, 3, 4, 5)),
-        ("dflash", "dflash", "z-lab", (1, 3, 5)),
-        ("dspark", "dspark", "DeepSpec", (1, 3, 5)),
-        ("specforge_dspark", "dspark", "SpecForge", (1, 3, 5)),
-        ("deepspec_dflash", "dflash", "DeepSpec", (1, 3, 5)),
-        ("speculators_layers", "eagle3", "speculators", (1, 3, 4)),
-        ("speculators_peagle", "peagle", "speculators", (1, 3, 4)),
-        ("dflash2", "dflash2", "z-lab", (1, 3, 5)),
-        ("speculators_dflash", "dflash", "speculators", (1, 3, 5)),
-        ("speculators_dspark", "dspark", "speculators", (1, 3, 5)),
-        ("speculators_dflash2", "dflash2", "speculators", (1, 3, 5)),
-        ("qwen_mtp", "mtp", "Qwen", (FINAL,)),
-        ("deepseek_mtp", "mtp", "DeepSeek", (FINAL,)),
-        ("trained_exit", "exit", "this program's", ()),
+        ("safeailab", "eagle3", "SafeAILab", (1, 3, 4), DRAFTED, 1),
+        ("specforge", "eagle3", "SafeAILab", (0, 2, 5), DRAFTED, 1),
+        ("speculators", "eagle3", "speculators", (1, 3, 4), DRAFTED, 1),
+        ("deepspec_eagle3", "eagle3", "DeepSpec", (1, 2, 3, 4, 5), None, 1),
+        ("dflash", "dflash", "z-lab", (1, 3, 5), None, 7),
+        ("dspark", "dspark", "DeepSpec", (1, 3, 5), None, 7),
+        ("specforge_dspark", "dspark", "SpecForge", (1, 3, 5), None, 7),
+        ("deepspec_dflash", "dflash", "DeepSpec", (1, 3, 5), None, 7),
+        ("speculators_layers", "eagle3", "speculators", (1, 3, 4), DRAFTED, 1),
+        ("speculators_peagle", "peagle", "speculators", (1, 3, 4), DRAFTED, 6),
+        ("dflash2", "dflash2", "z-lab", (1, 3, 5), None, 7),
+        ("speculators_dflash", "dflash", "speculators", (1, 3, 5), DRAFTED, 7),
+        ("speculators_dspark", "dspark", "speculators", (1, 3, 5), DRAFTED, 7),
+        ("speculators_dflash2", "dflash2", "speculators", (1, 3, 5), None, 7),
+        ("qwen_mtp", "mtp", "Qwen", (FINAL,), None, 1),
+        ("deepseek_mtp", "mtp", "DeepSeek", (FINAL,), None, 1),
+        ("trained_exit", "exit", "this program's", (), None, 1),
     ],
 )
 def test_each_published_format_is_recognised(
-    tmp_path: Path, form: str, kind: str, origin: str, outputs: tuple[int, ...]
+    tmp_path: Path, form: str, kind: str, origin: str, outputs: tuple[int, ...], drafted: int | None, block: int
 ):
     drafter = found(tmp_path, form)
 
     assert (drafter.kind, drafter.format, drafter.outputs(TARGET)) == (kind, origin, outputs)
-    assert drafter.misfit(TARGET) == ""
+    assert (drafter.drafted, drafter.block, drafter.misfit(TARGET)) == (drafted, block, "")
     assert drafter.feature_bytes == len(outputs) * WIDTH * 2
-
-
-@pytest.mark.parametrize(
-    ("form", "drafted", "block"),
-    [
-        ("safeailab", DRAFTED, 1),
-        ("deepspec_eagle3", None, 1),
-        ("dflash", None, 7),
-        ("dspark", None, 7),
-        ("specforge_dspark", None, 7),
-        ("dflash2", None, 7),
-        ("speculators_peagle", DRAFTED, 6),
-        ("speculators_dflash", DRAFTED, 7),
-        ("speculators_dspark", DRAFTED, 7),
-    ],
-)
-def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str, drafted: int | None, block: int):
-    drafter = found(tmp_path, form)
-
-    assert (drafter.drafted, drafter.block, drafter.target_vocabulary) == (drafted, block, VOCABULARY)
 
 
 @pytest.mark.parametrize(
