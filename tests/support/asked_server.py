@@ -4,16 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
+from msgspec.structs import replace
 from starlette.applications import Starlette
 
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.app import application, server_of_one
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
-from tests.support.fake_pipeline import FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -97,6 +99,28 @@ def post(path: str, body: Any, pipeline: FakePipeline | None = None, **settings:
 
 def get(path: str, pipeline: FakePipeline | None = None, **settings: Any) -> httpx.Response:
     return talk(lambda client: client.get(path), pipeline, **settings)
+
+
+class Asked(NamedTuple):
+    """What the pipeline was asked for a request, and the answer."""
+
+    prompt: str
+    tokens: list[int]
+    params: SamplingParams
+    answer: Any
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.answer.get("warnings", [])
+
+
+def asked(path: str, body: Any, template: ChatTemplate = TEMPLATE, **settings: Any) -> Asked:
+    """Of a request that is answered."""
+    pipeline = FakePipeline(condition=replace(READY, context=8192))
+    response = post(path, body, pipeline, template=template, **settings)
+    assert response.status_code == 200, response.text
+    ((tokens, params),) = pipeline.asked
+    return Asked(template.codec.decode(tokens), list(tokens), params, response.json())
 
 
 def chunks(response: httpx.Response) -> list[Any]:

@@ -6,11 +6,8 @@ from typing import Any
 import pytest
 
 from orchestrator.http.anthropic import MessagesRequest
-from tests.orchestrator.http.test_tool_calls import hermes
 from tests.support.asked_server import KEY, TEMPLATE, get, post
 from tests.support.fake_pipeline import READY, FakePipeline
-
-__all__ = ["hermes"]
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HI: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from tokenizers import AddedToken
 
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK
@@ -17,35 +16,11 @@ from tests.orchestrator.http.test_logprobs import generated
 from tests.support.asked_server import HELLO, TEMPLATE, post, saying
 from tests.support.dialects import CHATS, DIALECTS, MESSAGES, OLLAMA, RESPONSES, Dialect, unnamed
 from tests.support.fake_pipeline import READY, FakePipeline
-from tests.support.models.chat_models import ALWAYS, CHANNEL_MARKS, HARMONY, HERMES, MARKS, QWEN, model
 
 each = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 others = pytest.mark.parametrize("dialect", [RESPONSES, MESSAGES, OLLAMA], ids=("responses", "messages", "ollama"))
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-SEEN = (
-    "{% for m in messages %}<{{ m.role }}{{ m.tool_call_id }}>({{ m.reasoning_content }}){{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}{{ c.id }}]{% endfor %}{% endfor %}{{ tools }}"
-)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
-    """`qwen` begins a thought itself, the prompts of `always` end with its beginning, `may` has tokens for it. `seen`
-    shows all that it reads, `forgetful` drops roles that it does not know."""
-    forgetful = "{% for m in messages if m.role != 'tool' %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-    sources: dict[str, tuple[str, list[AddedToken]]] = {
-        "hermes": (HERMES, []),
-        "qwen": (QWEN, []),
-        "may": (QWEN, MARKS),
-        "always": (ALWAYS, MARKS),
-        "harmony": (HARMONY, CHANNEL_MARKS),
-        "seen": (SEEN, []),
-        "forgetful": (forgetful, []),
-    }
-    return {name: model(tmp_path_factory.mktemp(name), *source) for name, source in sources.items()}
-
-
 # What is asked ------------------------------------------------------------------------------------
 
 WORDS = st.text("ab <", max_size=4)

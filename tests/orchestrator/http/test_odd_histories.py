@@ -1,7 +1,4 @@
-"""Laws of histories: whatever an earlier turn contains, the model reads it as well as it can, and the answer says so.
-
-The templates refuse what those of the families refuse whose names they have.
-"""
+"""Laws of histories: whatever an earlier turn contains, the model reads it as well as it can, and warnings say so."""
 
 import json
 import re
@@ -12,87 +9,26 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
 from orchestrator.http.openai.history import readable, template_messages
 from orchestrator.text.chat_template import ChatTemplate
-from tests.support.asked_server import CHAT, COMPLETIONS, MESSAGES, OLLAMA, RESPONSES, TEMPLATE, post
-from tests.support.fake_pipeline import READY, FakePipeline
+from tests.support.asked_server import CHAT, COMPLETIONS, MESSAGES, OLLAMA, RESPONSES, TEMPLATE, asked, post
+from tests.support.fake_pipeline import FakePipeline
 from tests.support.models.chat_models import model
 
 Asks: TypeAlias = Callable[..., tuple[str, list[str]]]
-
-_TURN = "<{{ m.role }}>{{ m.content }}"
-_CALLS = (
-    "{% for c in m.tool_calls or [] %}"
-    "[{{ c.function.name }}({{ c.function.arguments | tojson }}){{ c.id }}]{% endfor %}"
-)
-_SYNTAX = '<tool_call>{% raw %}{"name": 1, "arguments": 2}{% endraw %}</tool_call>'
-_TOOLS = "{% for t in tools or [] %}{{ t | tojson }}" + _SYNTAX + "{% endfor %}"
-TEMPLATES = {
-    "chatml": _TOOLS + "{% for m in messages %}" + _TURN + _CALLS + "{% endfor %}",
-    "mistral": (
-        _TOOLS + "{% set start = 1 if messages[0].role == 'system' else 0 %}{% set n = namespace(i=0) %}"
-        "{% for m in messages[start:] if not (m.role == 'tool' or m.tool_calls is defined) %}"
-        "{% if (m.role == 'user') != (n.i % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-        "{% set n.i = n.i + 1 %}{% endfor %}"
-        "{% for m in messages %}{% if m.role not in ('user', 'assistant', 'tool') and not loop.first %}"
-        "{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}"
-        "{% for c in m.tool_calls or [] %}{% if c.id is not defined or c.id | length != 9 %}"
-        "{{ raise_exception('ids of length 9') }}{% endif %}{% endfor %}"
-        "{% if m.role == 'tool' and (m.tool_call_id is not defined or m.tool_call_id | length != 9) %}"
-        "{{ raise_exception('ids of length 9') }}{% endif %}"
-        + _TURN
-        + _CALLS
-        + "{% if m.role == 'tool' %}{{ m.tool_call_id }}{% endif %}{% endfor %}"
-    ),
-    "gemma": (
-        "{% for m in messages %}{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate') }}{% endif %}" + _TURN + "{% endfor %}"
-    ),
-    "llama": (
-        _TOOLS + "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}"
-        "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
-        + _TURN
-        + _CALLS
-        + "{% endfor %}"
-    ),
-    "qwen": (
-        _TOOLS + "{% set n = namespace(asked=false) %}{% for m in messages %}"
-        "{% if m.role == 'user' %}{% set n.asked = true %}{% endif %}"
-        "{% if m.role in ('system', 'developer') and not loop.first %}"
-        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}" + _TURN + _CALLS + "{% endfor %}"
-        "{% if not n.asked %}{{ raise_exception('No user query found in messages.') }}{% endif %}"
-    ),
-    "strict": (
-        "{% for t in tools or [] %}{{ t.function.description + t.function.parameters.properties | string }}"
-        '<tool_call>{% raw %}{"name": 1, "arguments": 2}{% endraw %}</tool_call>{% endfor %}'
-        "{% for m in messages %}" + _TURN + "{% endfor %}"
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
-    def made(name: str) -> Path:
-        return tmp_path_factory.mktemp(name)
-
-    return {name: model(made(name), source) for name, source in TEMPLATES.items()}
 
 
 @pytest.fixture
 def ask(templates: dict[str, ChatTemplate]) -> Asks:
     """What the model reads, and the warnings of the answer."""
 
-    def asked(template: str, path: str, **body: Any) -> tuple[str, list[str]]:
-        pipeline = FakePipeline(condition=structs.replace(READY, context=4096))
-        streamed = {"stream": False} if path == OLLAMA else {}
-        limit = {"max_tokens": 9} if path == MESSAGES else {}
-        answer = post(path, {**limit, **streamed, **body}, pipeline, template=templates[template])
-        assert answer.status_code == 200, answer.text
-        return templates[template].codec.decode(pipeline.asked[0][0]), answer.json().get("warnings", [])
+    def read(template: str, path: str, **body: Any) -> tuple[str, list[str]]:
+        given = {OLLAMA: {"stream": False}, MESSAGES: {"max_tokens": 9}}.get(path, {})
+        found = asked(path, {**given, **body}, templates[template])
+        return found.prompt, found.warnings
 
-    return asked
+    return read
 
 
 def user(text: Any = "Hi") -> dict[str, Any]:

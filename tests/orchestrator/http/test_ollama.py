@@ -16,13 +16,10 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.model_host import ModelHost
 from orchestrator.http.model_table import ModelName
 from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
-from tests.orchestrator.http.test_tool_calls import hermes
 from tests.support.asked_server import CHAT, COMPLETIONS, get, post, saying
 from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import FakePipeline
 from tests.support.models.chat_models import QWEN, model
-
-__all__ = ["hermes"]
 
 CHATS, GENERATE = "/api/chat", "/api/generate"
 TURNS: list[Any] = [{"role": "user", "content": "Hi"}]

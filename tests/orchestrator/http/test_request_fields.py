@@ -5,13 +5,11 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_logprobs import generated
-from tests.orchestrator.http.test_tool_calls import hermes
 from tests.support.asked_server import (
     BODIES,
     CHAT,
@@ -21,25 +19,21 @@ from tests.support.asked_server import (
     MESSAGES,
     OLLAMA,
     RESPONSES,
+    TEMPLATE,
+    asked,
     post,
 )
-from tests.support.fake_pipeline import READY, FakePipeline
-from tests.support.models.chat_models import QWEN, model
+from tests.support.fake_pipeline import FakePipeline
+from tests.support.models.chat_models import model
 
-__all__ = ["hermes"]
 ROOM = 200
 """Fewer tokens than the context has left."""
 
 
-def ask(path: str, template: ChatTemplate | None = None, **fields: Any) -> tuple[SamplingParams, str, list[str]]:
+def ask(path: str, template: ChatTemplate = TEMPLATE, **fields: Any) -> tuple[SamplingParams, str, list[str]]:
     """What the pipeline was asked for, the prompt, and the warnings."""
-    pipeline = FakePipeline(condition=structs.replace(READY, context=1024))
-    given = {} if template is None else {"template": template}
-    answer = post(path, {**BODIES[path], **fields}, pipeline, **given)
-    assert answer.status_code == 200, answer.text
-    ((prompt, params),) = pipeline.asked
-    text = "" if template is None else template.codec.decode(prompt)
-    return params, text, answer.json().get("warnings", [])
+    found = asked(path, {**BODIES[path], **fields}, template)
+    return found.params, found.prompt, found.warnings
 
 
 # Numbers ------------------------------------------------------------------------------------------
@@ -100,11 +94,6 @@ def test_a_number_means_what_clients_mean_by_it(path: str, fields: dict[str, Any
 OFF = "<think>\n\n</think>\n\n"
 
 
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return model(tmp_path_factory.mktemp("thinker"), QWEN)
-
-
 @pytest.mark.parametrize(
     ("path", "fields", "off"),
     [
@@ -130,9 +119,9 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
     ],
 )
 def test_thinking_is_switched_by_every_dialect_s_field(
-    thinker: ChatTemplate, path: str, fields: dict[str, Any], off: bool
+    models: dict[str, ChatTemplate], path: str, fields: dict[str, Any], off: bool
 ):
-    _, prompt, warnings = ask(path, thinker, **fields)
+    _, prompt, warnings = ask(path, models["qwen"], **fields)
 
     assert (prompt.endswith(OFF), warnings) == (off, [])
 
@@ -256,9 +245,9 @@ def test_no_body_can_write_the_warnings():
 def test_ollama_tells_log_probabilities(path: str, raw: dict[str, Any], stream: bool):
     texts, result = generated((), 1)
     pipeline = FakePipeline(lambda _: [piece.text for piece in texts], result=result)
-    asked = {**BODIES[path], **raw, "stream": stream, "logprobs": True, "top_logprobs": 3}
+    question = {**BODIES[path], **raw, "stream": stream, "logprobs": True, "top_logprobs": 3}
 
-    answer = post(path, asked, pipeline)
+    answer = post(path, question, pipeline)
 
     assert pipeline.asked[0][1].logprobs == 3
     if not stream:

@@ -17,12 +17,9 @@ from orchestrator.http.responses.request import Response, custom_arguments, cust
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.grammar import Json
-from tests.orchestrator.http.test_tool_calls import hermes
 from tests.support.asked_server import TEMPLATE, post, saying, talk
 from tests.support.dialects import RESPONSES as RESPONSES_API
 from tests.support.fake_pipeline import FakePipeline
-
-__all__ = ["hermes"]
 
 RESPONSES = "/v1/responses"
 TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]

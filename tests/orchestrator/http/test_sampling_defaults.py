@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator.text.chat_template import ChatTemplate
-from tests.support.asked_server import BODIES, CODEC, get, post
+from tests.support.asked_server import BODIES, CODEC, asked, get, post
 from tests.support.fake_models import FakeModels
-from tests.support.fake_pipeline import FakePipeline
 
 OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.0}
 
@@ -22,13 +21,10 @@ def template(tmp_path: Path) -> ChatTemplate:
     return ChatTemplate(tmp_path, CODEC)
 
 
-def asked(path: str, template: ChatTemplate, sampling: dict[str, Any], **settings: Any) -> dict[str, Any]:
+def sampled(path: str, template: ChatTemplate, sampling: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """The sampling values that reach the pipeline."""
-    pipeline = FakePipeline()
     body = {"options": sampling} if path.startswith("/api/") else sampling
-    response = post(path, {**BODIES[path], **body}, pipeline, template=template, **settings)
-    assert response.status_code == 200, response.text
-    ((_, params),) = pipeline.asked
+    params = asked(path, {**BODIES[path], **body}, template, **settings).params
     return {name: getattr(params, name) for name in OWN}
 
 
@@ -36,9 +32,9 @@ def asked(path: str, template: ChatTemplate, sampling: dict[str, Any], **setting
 def test_a_request_s_value_wins_over_the_server_s_and_that_over_the_model_s(path: str, template: ChatTemplate):
     chosen = {"temperature": 0.3, "top_k": 5}
 
-    assert asked(path, template, {}) == OWN
-    assert asked(path, template, {}, defaults=chosen) == {**OWN, **chosen}
-    assert asked(path, template, {"temperature": 0, "top_p": 1}, defaults=chosen) == {
+    assert sampled(path, template, {}) == OWN
+    assert sampled(path, template, {}, defaults=chosen) == {**OWN, **chosen}
+    assert sampled(path, template, {"temperature": 0, "top_p": 1}, defaults=chosen) == {
         "temperature": 0.0,
         "top_p": 1.0,
         "top_k": 5,

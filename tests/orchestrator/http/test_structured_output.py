@@ -14,12 +14,9 @@ from orchestrator.text.families.qwen import JSON_SYNTAX
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import flaw
 from tests.conftest import Reference
-from tests.orchestrator.http.test_tool_calls import hermes
 from tests.protocol.sampling.test_grammar import PERSON, SAID, takes
 from tests.support.asked_server import CHAT, COMPLETIONS, HELLO, post
 from tests.support.fake_pipeline import FakePipeline
-
-__all__ = ["hermes"]
 
 
 def tool(name: str, parameters: Any = None, **others: Any) -> dict[str, Any]:

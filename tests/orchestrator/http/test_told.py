@@ -8,7 +8,6 @@ from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.client import PipelineState
 from tests.support.asked_server import CHAT, CODEC, HELLO, TEMPLATE, get, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
-from tests.support.models.chat_models import model
 
 TURNS = HELLO["messages"]
 
@@ -76,24 +75,15 @@ HI = {"role": "user", "content": "Hi"}
 TOOL = {"role": "tool", "tool_call_id": "1", "content": "4"}
 
 
-@pytest.fixture(scope="module")
-def forgetful(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    """Of a model whose template drops roles that it does not know."""
-    source = (
-        "{% for m in messages if m.role in ('system', 'user', 'assistant') %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-    )
-    return model(tmp_path_factory.mktemp("forgetful"), source)
-
-
 def test_answers_with_warnings_are_counted_in_the_log_and_in_the_metrics(
-    forgetful: ChatTemplate, caplog: pytest.LogCaptureFixture
+    models: dict[str, ChatTemplate], caplog: pytest.LogCaptureFixture
 ):
     async def ask(client: httpx.AsyncClient) -> str:
         for _ in range(11):
             await client.post(CHAT, json={"messages": [HI, TOOL]})
         return (await client.get("/metrics")).text
 
-    figures = talk(ask, template=forgetful)
+    figures = talk(ask, template=models["forgetful"])
 
     assert caplog.messages == [f"answers with a warning (unread): {count}" for count in (1, 10)]
     assert 'launch_pipeline_warned_requests_total{kind="unread"} 11.0' in figures.splitlines()

@@ -17,17 +17,10 @@ from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families.qwen import JSON_SYNTAX
 from tests.support.asked_server import CHAT, HELLO, TEMPLATE, chunks, post
 from tests.support.fake_pipeline import READY, FakePipeline, FakeStream
-from tests.support.models.chat_models import HERMES, model
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
 SAID = "Let me see.\n" + CALL + "\n" + CALL.replace("1", "3")
-
-
-@pytest.fixture(scope="module")
-def hermes(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    """Of a model that knows tools."""
-    return model(tmp_path_factory.mktemp("model"), HERMES)
 
 
 def ask(hermes: ChatTemplate, said: list[str | None], **asked: Any) -> httpx.Response:
@@ -133,19 +126,12 @@ def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):
     assert read_by_a_template([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])
 
 
-DEEPSEEK = (
-    "{% for message in messages %}<｜{{ message['role'] }}｜>{{ message['content'] }}"
-    "{% if message['tool_calls'] %}<｜tool▁calls▁begin｜>{% for tool in message['tool_calls'] %}"
-    "{{ '<｜tool▁call▁begin｜>' "
-    "+ tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments'] + '<｜tool▁call▁end｜>' }}"
-    "{% endfor %}<｜tool▁calls▁end｜>{% endif %}{% endfor %}<｜Assistant｜>"
-)
 FORM = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
 
-@pytest.fixture(scope="module")
-def deepseek(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return model(tmp_path_factory.mktemp("deepseek"), DEEPSEEK)
+@pytest.fixture
+def deepseek(models: dict[str, ChatTemplate]) -> ChatTemplate:
+    return models["deepseek"]
 
 
 @pytest.mark.parametrize("size", [1, 1000])
