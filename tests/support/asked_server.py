@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -31,8 +32,8 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT: HELLO,
     RESPONSES: {"input": "Hello"},
     MESSAGES: {**HELLO, "max_tokens": 9},
-    OLLAMA: {**HELLO, "model": "demo", "stream": False},
-    GENERATE: {"prompt": "Hello", "model": "demo", "stream": False},
+    OLLAMA: {**HELLO, "stream": False},
+    GENERATE: {"prompt": "Hello", "stream": False},
 }
 """A request of each route that generates."""
 
@@ -99,6 +100,27 @@ def post(path: str, body: Any, pipeline: FakePipeline | None = None, **settings:
 
 def get(path: str, pipeline: FakePipeline | None = None, **settings: Any) -> httpx.Response:
     return talk(lambda client: client.get(path), pipeline, **settings)
+
+
+class Gate:
+    """Takes the place of a function: calls with a long argument wait until `go` is set."""
+
+    def __init__(self, function: Callable[..., Any], long: int = 0) -> None:
+        self._function = function
+        self._long = long
+        self.go = threading.Event()
+        self.begun = threading.Event()
+        self.threads: list[threading.Thread] = []
+        """Those of all calls with a long argument."""
+        self.calls = 0
+
+    def __call__(self, content: Any, *others: Any, **named: Any) -> Any:
+        self.calls += 1
+        if len(content) >= self._long:
+            self.threads.append(threading.current_thread())
+            self.begun.set()
+            self.go.wait()
+        return self._function(content, *others, **named)
 
 
 class Asked(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.http.app import application, server_of_one
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.work import in_thread
-from tests.support.asked_server import BODIES, CHAT, CODEC, HELLO, SCOPE, TEMPLATE, client_of, receiving, talk
+from tests.support.asked_server import BODIES, CHAT, CODEC, HELLO, SCOPE, TEMPLATE, Gate, client_of, receiving, talk
 from tests.support.fake_pipeline import FakePipeline
 
 COUNTS: list[tuple[str, Any]] = [
@@ -22,30 +22,16 @@ COUNTS: list[tuple[str, Any]] = [
 ASKED: list[tuple[str, Any]] = [*BODIES.items(), *COUNTS]
 
 
-class Tokenizing:
-    """Replaces a codec's `encode`, which waits until `go` is set."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-        self.begun = threading.Event()
-        self._encode = CODEC.encode
-
-    def __call__(self, text: str, special: bool = True) -> list[int]:
-        self.begun.set()
-        self.go.wait()
-        return self._encode(text, special)
-
-
 @pytest.fixture
-def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tokenizing]:
-    held = Tokenizing()
+def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    held = Gate(CODEC.encode)
     monkeypatch.setattr(CODEC, "encode", held)
     yield held
     held.go.set()
 
 
 @pytest.mark.parametrize(("path", "body"), COUNTS)
-def test_counting_tokens_takes_a_place_while_it_lasts(path: str, body: Any, tokenizing: Tokenizing):
+def test_counting_tokens_takes_a_place_while_it_lasts(path: str, body: Any, tokenizing: Gate):
     async def ask(client: httpx.AsyncClient) -> list[int]:
         first = asyncio.create_task(client.post(path, json=body))
         await asyncio.to_thread(tokenizing.begun.wait)
@@ -58,7 +44,7 @@ def test_counting_tokens_takes_a_place_while_it_lasts(path: str, body: Any, toke
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
-def test_a_client_that_goes_while_its_prompt_is_tokenized_frees_its_place(path: str, body: Any, tokenizing: Tokenizing):
+def test_a_client_that_goes_while_its_prompt_is_tokenized_frees_its_place(path: str, body: Any, tokenizing: Gate):
     async def leave() -> tuple[int, int]:
         pipeline = FakePipeline()
         server = server_of_one(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
@@ -81,7 +67,7 @@ def test_a_client_that_goes_while_its_prompt_is_tokenized_frees_its_place(path: 
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
-def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: Any, tokenizing: Tokenizing):
+def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: Any, tokenizing: Gate):
     settings = ServerSettings(names=("demo",))
 
     async def stopped() -> list[httpx.Response]:

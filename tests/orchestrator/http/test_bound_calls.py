@@ -73,54 +73,61 @@ def answering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Model(syntax, model(tmp_path_factory.mktemp("model"), source, added))
 
 
-@pytest.mark.sampled(5)
-def test_demanded_calls_are_of_offered_functions_with_arguments_of_their_schemas(answering: Model):
-    written = answering.syntax.written
-    grammar = answering.bound(tool_choice="required")
-
-    for calls in ([LEFT], [BACK], [LEFT, BACK, LEFT]):
-        assert answering.takes(grammar, written(calls))
-    for said in ("No.", written([("turn", {"to": "up"})]), written([("turn", {})]), written([("other", {})])):
-        assert not answering.takes(grammar, said)
-    for said in ("Well. " + written([LEFT]), written([LEFT]) + ".", written([LEFT])[:-1]):
-        assert not answering.takes(grammar, said)
-    one = answering.bound(tool_choice="required", parallel_tool_calls=False)
-    assert answering.takes(one, written([LEFT]))
-    assert not answering.takes(one, written([LEFT, BACK]))
-    named = answering.bound(tool_choice={"type": "function", "function": {"name": "turn_back"}})
-    assert answering.takes(named, written([BACK]))
-    assert not answering.takes(named, written([LEFT]))
-
-
-@pytest.mark.sampled(5)
-def test_strict_calls_are_optional_and_proper(answering: Model):
-    written = answering.syntax.written
-    strict = {**TURN, "function": {**TURN["function"], "strict": True}}
-    grammar = answering.bound(tools=[strict, TURN_BACK])
-
-    for said in ("", "I turn.", written([LEFT]), "I turn.\n" + written([LEFT]), written([LEFT, BACK])):
-        assert answering.takes(grammar, said)
-    for said in (written([("turn", {"to": "up"})]), "Well. " + written([("other", {})]), written([LEFT])[:-1]):
-        assert not answering.takes(grammar, said)
-    begun = written([LEFT])
-    # No marker is a token here.
-    letters = f"Well. {begun[: max(25, len(begun) // 2)]}"
-    assert not takes(answering.template, grammar, *letters)
+STRICT = {**TURN, "function": {**TURN["function"], "strict": True}}
+NAMED = {"type": "function", "function": {"name": "turn_back"}}
+WRONG_CALLS: list[Any] = [[("turn", {"to": "up"})], [("turn", {})], [("other", {})]]
+FORMS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
+    # What is asked, what is allowed, and what is not: texts, calls, and calls between texts.
+    "demanded": (
+        {"tool_choice": "required"},
+        [[LEFT], [BACK], [LEFT, BACK, LEFT]],
+        ["No.", *WRONG_CALLS, ("Well. ", [LEFT], ""), ("", [LEFT], "."), ("", [LEFT], None)],
+    ),
+    "one": ({"tool_choice": "required", "parallel_tool_calls": False}, [[LEFT]], [[LEFT, BACK]]),
+    "named": ({"tool_choice": NAMED}, [[BACK]], [[LEFT]]),
+    "strict": (
+        {"tools": [STRICT, TURN_BACK]},
+        ["", "I turn.", [LEFT], ("I turn.\n", [LEFT], ""), [LEFT, BACK]],
+        [WRONG_CALLS[0], ("Well. ", WRONG_CALLS[2], ""), ("", [LEFT], None)],
+    ),
+    "in form": (
+        {"response_format": FORM},
+        [SAID, [LEFT], [LEFT, BACK]],
+        ["No.", (SAID, [LEFT], ""), [("turn", {"to": 1})]],
+    ),
+}
 
 
-@pytest.mark.sampled(5)
-def test_the_answer_has_the_form_or_consists_of_calls(answering: Model):
-    if answering.syntax == SYNTAXES["llama3"]:
-        asked = {**HELLO, "tools": [TURN], "response_format": FORM}
-        error = post(CHAT, asked, template=answering.template).json()["error"]
+def spelt(syntax: Syntax, said: Any) -> str:
+    """None behind calls cuts their last character off."""
+    match said:
+        case str():
+            return said
+        case list():
+            return syntax.written(said)
+        case _:
+            before, calls, behind = said
+            written = before + syntax.written(calls)
+            return written[:-1] if behind is None else written + behind
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_are_of_offered_functions_with_arguments_of_their_schemas(answering: Model, name: str):
+    asked, allowed, refused = FORMS[name]
+    syntax = answering.syntax
+    if (name, syntax) == ("in form", SYNTAXES["llama3"]):
+        error = post(CHAT, {**HELLO, "tools": [TURN], **asked}, template=answering.template).json()["error"]
         assert (error["param"], "are JSON too" in error["message"]) == ("tools", True)
         return
-    grammar = answering.bound(response_format=FORM)
+    grammar = answering.bound(**asked)
 
-    for said in (SAID, answering.syntax.written([LEFT]), answering.syntax.written([LEFT, BACK])):
-        assert answering.takes(grammar, said)
-    for said in ("No.", SAID + answering.syntax.written([LEFT]), answering.syntax.written([("turn", {"to": 1})])):
-        assert not answering.takes(grammar, said)
+    assert [said for said in allowed if not answering.takes(grammar, spelt(syntax, said))] == []
+    assert [said for said in refused if answering.takes(grammar, spelt(syntax, said))] == []
+    if name == "strict":
+        # No marker is a token here.
+        begun = syntax.written([LEFT])
+        assert not takes(answering.template, grammar, *f"Well. {begun[: max(25, len(begun) // 2)]}")
 
 
 WHOLE = {"type": "object", "properties": {"x": {"type": "integer"}, "label": {"type": "string"}}, "required": ["x"]}

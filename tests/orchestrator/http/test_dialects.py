@@ -194,6 +194,71 @@ def test_a_stream_adds_up_to_the_answer(models: dict[str, ChatTemplate], dialect
         assert unnamed(streamed) == unnamed(whole)
 
 
+PROMPT = len(TEMPLATE.tokens(HELLO["messages"]))
+SAYING = {"role": "assistant", "content": "Hello"}
+WORDS_OF: dict[str, dict[str, Any]] = {
+    "chat": {
+        "object": "chat.completion",
+        "model": "demo",
+        "choices": [
+            {"index": 0, "message": {**SAYING, "refusal": None}, "logprobs": None, "finish_reason": "stop"},
+        ],
+        "usage": {
+            "prompt_tokens": PROMPT,
+            "completion_tokens": 5,
+            "total_tokens": PROMPT + 5,
+            "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    },
+    "responses": {
+        "object": "response",
+        "status": "completed",
+        "model": "demo",
+        "usage": {
+            "input_tokens": PROMPT,
+            "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
+            "output_tokens": 5,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": PROMPT + 5,
+        },
+    },
+    "messages": {
+        "type": "message",
+        "role": "assistant",
+        "model": "demo",
+        "content": [{"type": "text", "text": "Hello"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": PROMPT - 1,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 1,
+            "output_tokens": 5,
+        },
+    },
+    "ollama": {
+        "model": "demo",
+        "message": SAYING,
+        "done": True,
+        "done_reason": "stop",
+        "prompt_eval_count": PROMPT,
+        "eval_count": 5,
+        "eval_duration": 500_000_000,
+        "total_duration": 500_000_000,
+        "load_duration": 0,
+    },
+}
+"""What each API says of an answer, and what it cost; durations in nanoseconds."""
+
+
+@pytest.mark.parametrize("name", WORDS_OF)
+def test_an_answer_is_in_the_words_of_its_api(name: str):
+    answer = DIALECTS[name].answer()
+
+    assert {field: answer[field] for field in WORDS_OF[name]} == WORDS_OF[name]
+
+
 @each
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_the_model_did_not_read_is_told_once(models: dict[str, ChatTemplate], dialect: Dialect, stream: bool):

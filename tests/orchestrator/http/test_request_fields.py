@@ -48,10 +48,11 @@ def ask(path: str, template: ChatTemplate = TEMPLATE, **fields: Any) -> tuple[Sa
         (COMPLETIONS, "max_tokens"),
         (RESPONSES, "max_output_tokens"),
         (MESSAGES, "max_tokens"),
+        (OLLAMA, "num_predict"),
     ],
 )
 def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
-    fields: dict[str, Any] = {name: limit}
+    fields: dict[str, Any] = {"options": {name: limit}} if path == OLLAMA else {name: limit}
     params, _, warnings = ask(path, **fields)
 
     assert params.max_tokens is not None

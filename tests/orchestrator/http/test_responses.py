@@ -28,26 +28,11 @@ TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "
 # What is answered --------------------------------------------------------------------------------
 
 
-def test_an_answer_says_what_was_asked_and_what_it_cost():
+def test_an_answer_says_what_was_asked():
     answer = post(RESPONSES, {"input": "Hi", "temperature": 0.5, "metadata": {"a": "b"}, "user": "u"}).json()
 
-    prompt = len(TEMPLATE.tokens([{"role": "user", "content": "Hi"}]))
-    (item,) = answer["output"]
-    assert (answer["object"], answer["status"], answer["model"]) == ("response", "completed", "demo")
     assert (answer["temperature"], answer["top_p"], answer["metadata"]) == (0.5, 1.0, {"a": "b"})
     assert (answer["user"], "user" in post(RESPONSES, {"input": "Hi"}).json()) == ("u", False)
-    assert (item["role"], item["content"][0]["type"], item["content"][0]["text"]) == (
-        "assistant",
-        "output_text",
-        "Hello",
-    )
-    assert answer["usage"] == {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
-        "output_tokens": 5,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt + 5,
-    }
 
 
 def test_log_probabilities_are_asked_for_in_either_way():

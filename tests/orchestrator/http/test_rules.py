@@ -373,22 +373,11 @@ def test_a_prompt_beyond_the_context_is_refused_in_the_words_that_clients_know()
 
 
 def test_a_chat_has_one_message_a_choice_and_counts_its_prompt_once():
-    answer = post(CHAT, {**HELLO, "n": 2}).json()
+    one, two = (post(CHAT, {**HELLO, "n": n}).json() for n in (1, 2))
 
-    said = {"role": "assistant", "content": "Hello", "refusal": None}
-    assert [(choice["index"], choice["message"], choice["finish_reason"]) for choice in answer["choices"]] == [
-        (0, said, "stop"),
-        (1, said, "stop"),
-    ]
-    prompt = len(TEMPLATE.tokens(HELLO["messages"]))
-    assert (answer["object"], answer["id"][:9]) == ("chat.completion", "chatcmpl-")
-    assert answer["usage"] == {
-        "prompt_tokens": prompt,
-        "completion_tokens": 10,
-        "total_tokens": prompt + 10,
-        "prompt_tokens_details": {"cached_tokens": 1},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
+    assert two["choices"] == [{**one["choices"][0], "index": index} for index in (0, 1)]
+    assert two["usage"]["completion_tokens"] == 10
+    assert two["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
 
 
 def test_a_streamed_chat_is_the_whole_one_in_chunks_with_usage_only_if_asked_for():
