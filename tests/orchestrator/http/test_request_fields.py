@@ -62,6 +62,15 @@ def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
 @pytest.mark.parametrize(
     ("path", "fields", "expected"),
     [
+        (COMPLETIONS, {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7, "max_tokens": 9}, {}),
+        (COMPLETIONS, {"stop": "x", "logit_bias": {"50": -100}}, {"stop": ("x",), "logit_bias": {50: -100.0}}),
+        (CHAT, {"frequency_penalty": 0.5, "presence_penalty": -0.5}, {}),
+        *((CHAT, fields, {"logprobs": count}) for fields, count in (
+            ({"logprobs": True, "top_logprobs": 4}, 4), ({"logprobs": True}, 0),
+            ({"logprobs": False, "top_logprobs": 0}, None))),
+        *((COMPLETIONS, {"logprobs": count}, {}) for count in (0, 5, None)),
+        *((RESPONSES, fields, {"logprobs": count}) for fields, count in (
+            ({"top_logprobs": 3}, 3), ({"include": ["message.output_text.logprobs"]}, 0))),
         (CHAT, {"max_tokens": 100.0}, {"max_tokens": 100}),
         (CHAT, {"top_k": 40.0, "n": 1.0, "seed": 7.0}, {"top_k": 40, "seed": 7}),
         (RESPONSES, {"max_output_tokens": 100.0}, {"max_tokens": 100}),
@@ -84,8 +93,10 @@ def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
     ],
 )  # fmt: skip
 def test_a_number_means_what_clients_mean_by_it(path: str, fields: dict[str, Any], expected: dict[str, Any]):
+    """An empty dict: the same."""
     params, _, warnings = ask(path, **fields)
 
+    expected = expected or fields
     assert {name: getattr(params, name) for name in expected} == expected
     assert warnings == []
 
@@ -232,6 +243,14 @@ def test_fields_that_ask_for_nothing_are_not_told(path: str):
     idle = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "some_vendor": None}
 
     assert ask(path, **idle)[2] == []
+
+
+def test_fields_with_neutral_values_are_accepted():
+    none = {"top_logprobs": None, "response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "stop": None}
+
+    _, _, (warning,) = ask(CHAT, **none, frequency_penalty=0, logprobs=False, n=None, some_vendor={"of": "theirs"})
+
+    assert "some_vendor" in warning
 
 
 def test_no_body_can_write_the_warnings():

@@ -32,14 +32,9 @@ def test_an_answer_says_what_was_asked():
     answer = post(RESPONSES, {"input": "Hi", "temperature": 0.5, "metadata": {"a": "b"}, "user": "u"}).json()
 
     assert (answer["temperature"], answer["top_p"], answer["metadata"]) == (0.5, 1.0, {"a": "b"})
+    (item,) = answer["output"]
+    assert (item["role"], item["content"][0]["type"]) == ("assistant", "output_text")
     assert (answer["user"], "user" in post(RESPONSES, {"input": "Hi"}).json()) == ("u", False)
-
-
-def test_log_probabilities_are_asked_for_in_either_way():
-    for asked in ({"top_logprobs": 3}, {"include": ["message.output_text.logprobs"]}):
-        pipeline = FakePipeline()
-        post(RESPONSES, {"input": "a", **asked}, pipeline)
-        assert pipeline.asked[0][1].logprobs == asked.get("top_logprobs", 0)
 
 
 # What is referred to -----------------------------------------------------------------------------

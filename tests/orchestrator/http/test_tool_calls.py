@@ -58,13 +58,6 @@ def test_a_stream_shows_life_while_a_call_is_generated(hermes: ChatTemplate, mon
     assert functions(chunks(answer)[-2]["choices"][0]["delta"]["tool_calls"]) == BOTH[:1]
 
 
-@pytest.mark.parametrize("said", [CALL[:-20], "<tool_call>[1]</tool_call>", "<tool_call>", '<tool_call>{"name": 1}'])
-def test_what_is_no_call_stays_text(hermes: ChatTemplate, said: str):
-    (choice,) = ask(hermes, [said]).json()["choices"]
-
-    assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
-
-
 def test_calls_are_looked_for_only_where_tools_were_offered(hermes: ChatTemplate):
     (choice,) = ask(hermes, [SAID], tool_choice="none").json()["choices"]
 

@@ -342,6 +342,7 @@ NUMBERS = [
     ("name", "said"),
     [
         *((name, CALLS[name].replace("2", number)) for name, number in NUMBERS),
+        *(("json", f"<tool_call>{said}") for said in ("[1]</tool_call>", "", '{"name": 1}')),
         ("llama3", '{"name": "f"}'),
         ("llama3", '{"name": "f", "parameters": {}} is a call.'),
         ("llama3", '{"name": '),
