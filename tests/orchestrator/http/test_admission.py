@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from orchestrator.http.app import application, server_of_one
+from orchestrator.http.run import LeftThreads
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.work import in_thread
 from tests.support.asked_server import BODIES, CHAT, CODEC, HELLO, SCOPE, TEMPLATE, Gate, client_of, receiving, talk
@@ -120,3 +122,30 @@ def test_a_cancelled_thread_holds_its_callers_lock_until_it_has_ended_and_its_fa
     assert asyncio.run(cancelled()) == (True, False)
     gc.collect()
     assert told == []
+
+
+# The end of the server ----------------------------------------------------------------------------
+
+
+def test_the_end_waits_for_what_can_not_be_stopped_for_a_short_time_only():
+    done = threading.Event()
+
+    async def serve() -> None:
+        asyncio.get_running_loop().set_default_executor(LeftThreads())
+        await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(done.wait))}, timeout=0.1)
+
+    began = time.monotonic()
+    asyncio.run(serve())
+    done.set()
+
+    assert time.monotonic() - began < 10
+
+
+def test_calls_give_their_results_and_errors():
+    async def ask() -> tuple[int, int]:
+        asyncio.get_running_loop().set_default_executor(LeftThreads())
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(divmod, 1, 0)
+        return await asyncio.to_thread(divmod, 7, 2)
+
+    assert asyncio.run(ask()) == (3, 1)

@@ -166,14 +166,6 @@ def test_an_empty_list_of_calls_is_none(ask: Asks, calls: Any):
     assert ask("mistral", CHAT, messages=turns) == ("<user>Hi<assistant>Yes?<user>So?", [])
 
 
-def test_a_template_that_refuses_everything_says_why(tmp_path: Path):
-    template = model(tmp_path, "{{ raise_exception('never') }}")
-
-    refused = post(CHAT, {"messages": [system(), user()]}, template=template)
-
-    assert (refused.status_code, "never" in refused.json()["error"]["message"]) == (400, True)
-
-
 # What can't be read -------------------------------------------------------------------------------
 
 IMAGE: dict[str, Any] = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}

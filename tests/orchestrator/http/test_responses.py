@@ -91,26 +91,19 @@ def read(*asked: Any, query: str = "") -> Any:
 
 
 def test_the_items_of_a_conversation_can_be_read_again():
-    found = read(
-        "Hi",
-        [{"role": "user", "content": "Why?", "id": None}, {"role": "assistant", "content": "So."}],
-        query="?order=asc",
-    )
+    items = [{"role": "user", "content": "Why?", "id": None}, {"role": "assistant", "content": "So."}]
+    found = read("Hi", items, query="?order=asc")
 
-    kept = [
-        (item["type"], item["role"], [(part["type"], part["text"]) for part in item["content"]])
-        for item in found["data"]
-    ]
+    kept = [(item["type"], item["role"], item["status"], item["content"][0]["text"]) for item in found["data"]]
+    roles = ("user", "assistant", "user", "assistant")
     assert kept == [
-        ("message", "user", [("input_text", "Hi")]),
-        ("message", "assistant", [("output_text", "Hello")]),
-        ("message", "user", [("input_text", "Why?")]),
-        ("message", "assistant", [("output_text", "So.")]),
+        ("message", *each) for each in zip(roles, ["completed"] * 4, ("Hi", "Hello", "Why?", "So."), strict=True)
     ]
+    kinds = [[part["type"] for part in item["content"]] for item in found["data"]]
+    assert kinds == [["input_text"], ["output_text"]] * 2
     ids = [item["id"] for item in found["data"]]
     assert (found["object"], found["has_more"], found["first_id"], found["last_id"]) == ("list", False, ids[0], ids[-1])
     assert len({*ids}) == 4
-    assert {item["status"] for item in found["data"]} == {"completed"}
 
 
 def test_items_are_read_in_pages_the_latest_first():

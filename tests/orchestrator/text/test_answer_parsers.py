@@ -410,39 +410,30 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>Sunny."
 ARGUMENTS = '{"city": "Oslo", "days": 2}'
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        (f"{ANALYSIS}<|end|>{FINAL}", [Reasoning("Rain?"), Spoken("Sunny.")]),
-        ("<|channel|>final<|message|>Sunny.", [Spoken("Sunny.")]),
-        (ANALYSIS, [Reasoning("Rain?")]),
-        (f"{ANALYSIS}<|end|><|start|>assist", [Reasoning("Rain?")]),
-        (
-            f"{ANALYSIS}<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json"
-            f"<|message|>{ARGUMENTS}",
-            [Reasoning("Rain?"), WEATHER],
-        ),
-        (
-            f"{ANALYSIS}<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>"
-            f"{ARGUMENTS}<|call|>",
-            [Reasoning("Rain?"), WEATHER],
-        ),
-        (f" to=functions.get_weather<|channel|>commentary<|message|>{ARGUMENTS}", [WEATHER]),
-        (
-            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
-            f"to=functions.get_weather<|message|>{ARGUMENTS}",
-            [Spoken("I look."), WEATHER],
-        ),
-        ("<|channel|>commentary to=functions.get_weather<|message|>{", [Spoken("{")]),
-        ("<|channel|>analysis to=python<|message|>1+1", [Reasoning("1+1")]),
-        ("Sunny.", [Spoken("Sunny.")]),
-        ("Sunny.<|end|>" + FINAL, [Spoken("Sunny.Sunny.")]),
-        ("to", [Spoken("to")]),
-    ],
-)
+TO, COMMENTARY = "to=functions.get_weather", "<|channel|>commentary"
+CHANNELS: list[tuple[str, list[Part]]] = [
+    (f"{ANALYSIS}<|end|>{FINAL}", [Reasoning("Rain?"), Spoken("Sunny.")]),
+    ("<|channel|>final<|message|>Sunny.", [Spoken("Sunny.")]),
+    (ANALYSIS, [Reasoning("Rain?")]),
+    (f"{ANALYSIS}<|end|><|start|>assist", [Reasoning("Rain?")]),
+    (f"{ANALYSIS}<|end|><|start|>assistant<|channel|>commentary {TO} <|constrain|>json<|message|>{ARGUMENTS}",
+     [Reasoning("Rain?"), WEATHER]),
+    (f"{ANALYSIS}<|end|><|start|>assistant {TO}<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>",
+     [Reasoning("Rain?"), WEATHER]),
+    (f" {TO}<|channel|>commentary<|message|>{ARGUMENTS}", [WEATHER]),
+    (f"{COMMENTARY}<|message|>I look.<|end|><|start|>assistant{COMMENTARY} {TO}<|message|>{ARGUMENTS}",
+     [Spoken("I look."), WEATHER]),
+    (f"<|channel|>commentary {TO}<|message|>{{", [Spoken("{")]),
+    ("<|channel|>analysis to=python<|message|>1+1", [Reasoning("1+1")]),
+    ("Sunny.", [Spoken("Sunny.")]),
+    ("Sunny.<|end|>" + FINAL, [Spoken("Sunny.Sunny.")]),
+    ("to", [Spoken("to")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "expected"), CHANNELS)
 def test_the_channels_of_harmony_are_told_apart(said: str, expected: list[Part]):
-    assert harmony([said]) == expected
-    assert harmony([*said]) == expected
+    assert harmony([said]) == harmony([*said]) == expected
 
 
 def test_without_tools_a_call_in_harmony_is_reasoning():
