@@ -316,6 +316,7 @@ def scanned(stops: AnswerStops | StopScanner, pieces: list[str]) -> tuple[str, s
         (OPENED, "Q? Hm.</think>Yes. Q?", "Q? Hm.</think>Yes. "),
         (OPENED, "Q? Hm.", "Q? Hm."),
         (HARMONY, f"{ANALYSIS}<|channel|>final<|message|>Yes. Q?", f"{ANALYSIS}<|channel|>final<|message|>Yes. "),
+        (HARMONY, f"{HARMONY.end}Yes. {MARK}<Q?", f"{HARMONY.end}Yes. {MARK}<"),
         (None, "<think>Q?", "<think>"),
     ],
 )
