@@ -25,7 +25,6 @@ TEMPLATE = ChatTemplate(DEMO, CODEC)
 KEY = "a-key-of-tests"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES, OLLAMA, GENERATE = "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
-EVENTS = "/v1/pipeline/events"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Hello"},

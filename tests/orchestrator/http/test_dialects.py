@@ -162,10 +162,12 @@ CHANNELS = (
 THOUGHT = "Let me\nadd."
 ADD = ("add", {"a": 1})
 AGAIN = f"{MARK}<think>a</think>One: <think>.\n{MARK}<think>\nb</think>\n{CALL}\n{MARK}<think>c</think>{CALL}"
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 SAID: dict[str, tuple[str, str, tuple[str, str, list[Any]]]] = {
     "text": ("hermes", "Hello", ("Hello", "", [])),
     "no call": ("hermes", CALL[:-20], (CALL[:-20], "", [])),
     "calls": ("hermes", f"Let me see.\n{CALL}\n{CALL}", ("Let me see.", "", [ADD, ADD])),
+    "deepseek": ("deepseek", DEEPSEEK.replace("{}", '{"a": 1}'), ("", "", [ADD])),
     "thought": ("qwen", f"<think>\n{THOUGHT}\n</think>\n\nI add. {CALL}", ("I add.", THOUGHT, [ADD])),
     "opened thought": ("always", f"{THOUGHT}\n</think>\n\nI add.", ("I add.", THOUGHT, [])),
     "channels": ("harmony", CHANNELS, ("I add.", THOUGHT, [ADD])),
@@ -182,11 +184,13 @@ def test_a_stream_adds_up_to_the_answer(models: dict[str, ChatTemplate], dialect
     template = models[name]
     asked: dict[str, Any] = {} if name == "always" else {"tools": TOOLS}
 
-    whole = dialect.answer(saying([output], ends), template, **asked)
+    pipeline = saying([output], ends)
+
+    whole = dialect.answer(pipeline, template, **asked)
 
     reply = dialect.reply(whole)
     assert (reply.text.strip(), reply.thoughts.strip(), reply.calls) == expected
-    prompt = len(template.tokens(HELLO["messages"], asked.get("tools")))
+    prompt = len(pipeline.asked[0][0])
     assert (reply.cut, reply.usage, reply.warnings) == (ends == "length", (prompt, 1, len(output)), [])
     for size in (1, 5, 1000):
         pieces = [output[start : start + size] for start in range(0, len(output), size)]

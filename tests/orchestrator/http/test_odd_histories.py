@@ -246,18 +246,15 @@ CUT = '{"path": "a.txt", "content": "abc'
     ],
 )
 def test_arguments_of_earlier_calls_are_always_objects(ask: Asks, arguments: Any, read: Any, told: bool):
-    turns = [user(), said("", call("1", arguments)), result("1")]
+    turns = {"messages": [user(), said("", call("1", arguments)), result("1")]}
     item = {"type": "function_call", "call_id": "1", "name": "add", "arguments": arguments}
     output = {"type": "function_call_output", "call_id": "1", "output": "4"}
+    answer = {"type": "tool_result", "tool_use_id": "1", "content": "4"}
+    blocks = {"messages": [user(), said([{**USED, "input": arguments}]), user([answer])]}
+    bodies = {CHAT: turns, OLLAMA: turns, RESPONSES: {"input": [user(), item, output]}, MESSAGES: blocks}
 
-    for template, path, body in (
-        ("chatml", CHAT, {"messages": turns}),
-        ("chatml", RESPONSES, {"input": [user(), item, output]}),
-        ("chatml", OLLAMA, {"messages": turns}),
-        ("chatml", MESSAGES, {"messages": [user(), said([{**USED, "input": arguments}]), user([
-            {"type": "tool_result", "tool_use_id": "1", "content": "4"}])]}),
-    ):  # fmt: skip
-        text, warnings = ask(template, path, **body)
+    for path, body in bodies.items():
+        text, warnings = ask("chatml", path, **body)
         written = re.search(r"\[add\((.*)\)\w+\]", text)
         assert written is not None
         assert json.loads(written[1]) == read

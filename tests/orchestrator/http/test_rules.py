@@ -352,21 +352,15 @@ def test_a_chat_has_one_message_a_choice_and_counts_its_prompt_once():
     assert two["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
 
 
-def test_a_streamed_chat_is_the_whole_one_in_chunks_with_usage_only_if_asked_for():
+def test_a_streamed_chat_has_usage_only_if_asked_for_and_each_choice_begins_and_ends_once():
     plain = chunks(post(CHAT, {**HELLO, "n": 2, "stream": True}))
-    asked = chunks(post(CHAT, {**HELLO, "stream": True, "stream_options": {"include_usage": True}}))
 
-    texts = ["", ""]
-    for chunk in plain:
-        (choice,) = chunk["choices"]
-        texts[choice["index"]] += choice["delta"].get("content", "")
-        assert "usage" not in chunk
-    assert texts == ["Hello", "Hello"]
-    assert [chunk["choices"][0]["delta"].get("role") for chunk in plain[:2]] == ["assistant"] * 2
-    assert [chunk["choices"][0]["finish_reason"] for chunk in plain].count("stop") == 2
-    assert (asked[-1]["choices"], asked[-1]["usage"]["completion_tokens"]) == ([], 5)
-    assert {chunk["usage"] for chunk in asked[:-1]} == {None}
-    assert len({chunk["id"] for chunk in asked}) == 1
+    assert all("usage" not in chunk for chunk in plain)
+    for index in (0, 1):
+        parts = [choice for chunk in plain for choice in chunk["choices"] if choice["index"] == index]
+        assert "".join(part["delta"].get("content", "") for part in parts) == "Hello"
+        assert [part["delta"].get("role") for part in parts] == ["assistant"] + [None] * (len(parts) - 1)
+        assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["stop"]
 
 
 def test_a_place_is_free_when_the_end_of_a_stream_was_read():
