@@ -52,6 +52,9 @@ class ModelQuestion(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw()
 
 
+_EMPTY = (b"", b"null", b"[]", b'""')
+
+
 class Dispatch:
     """The endpoint of one route: passes a request on to the model that it names, once that is in memory."""
 
@@ -59,26 +62,29 @@ class Dispatch:
         self,
         host: ModelHost,
         path: str,
-        name_of: Callable[[ModelQuestion], ModelName],
+        names: Callable[[str | None], ModelName],
         new_stream: Callable[[ModelName], WaitingStream] | None,
         patience: Seconds,
     ) -> None:
-        """`name_of` raises ApiError 404 for an unknown name. `new_stream`: None for answers that are none.
+        """`names` raises ApiError 404 for an unknown name. `new_stream`: None for answers that are none.
         `patience`: seconds between two events of a stream that waits, and before the first one; within them the answer
         still has an HTTP status of its own."""
         self.path = path
         self._host = host
-        self._name_of = name_of
+        self._names = names
         self._new_stream = new_stream
         self._patience = patience
+        self._ollama = path in (CHAT, GENERATE)
+        """Its clients name models by tags, may say how long they stay, and get a stream unless they want none."""
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, lambda content: decoded(content, ModelQuestion))
-        name = self._name_of(asked)
-        early = self._early(name, asked)
-        if early is not None:
-            return early
-        form = self._new_stream(name) if self._new_stream is not None and self._streams(asked) else None
+        name = self._names(own_name(asked.model or asked.name) if self._ollama else asked.model)
+        if self._unloads(asked):
+            self._host.keep(name, 0.0)
+            return JSONResponse(empty_line(name, chat=self.path == CHAT, done=True, done_reason="unload"))
+        streams = asked.stream is not False if self._ollama else asked.stream is True
+        form = self._new_stream(name) if self._new_stream is not None and streams else None
         with ExitStack() as stack:
             lease = stack.enter_context(self._host.lease(name))
             model = await unless_gone(request, lease.model(None if form is None else self._patience))
@@ -93,18 +99,15 @@ class Dispatch:
             kept = stack.pop_all()
             return EventStream(self._streamed(lease, form, asked, request, kept), kept.close, form.media_type)
 
-    def _streams(self, asked: ModelQuestion) -> bool:
-        return asked.stream is True
-
-    def _early(self, name: ModelName, asked: ModelQuestion) -> Response | None:
-        """The answer to a request that needs no model."""
-        return None
-
-    def _admitted(self, name: ModelName, asked: ModelQuestion) -> None:
-        """The model is there for the request."""
+    def _unloads(self, asked: ModelQuestion) -> bool:
+        """A request without a prompt that keeps its model for no time needs no model."""
+        if not self._ollama or asked.keep_alive is None or keep_seconds(asked.keep_alive) != 0:
+            return False
+        return bytes(asked.messages if self.path == CHAT else asked.prompt).strip() in _EMPTY
 
     async def _answered(self, model: LoadedModel, lease: Lease, asked: ModelQuestion, request: Request) -> Response:
-        self._admitted(lease.name, asked)
+        if self._ollama and asked.keep_alive is not None:
+            self._host.keep(lease.name, keep_seconds(asked.keep_alive))
         request.state.loading_seconds, request.state.on_generated = lease.seconds, lease.release
         return await model.endpoints[self.path](request)
 
@@ -161,39 +164,6 @@ class LatestModel:
                 yield frame
 
 
-_EMPTY = (b"", b"null", b"[]", b'""')
-
-
-class OllamaDispatch(Dispatch):
-    def __init__(
-        self,
-        host: ModelHost,
-        path: str,
-        name_of: Callable[[ModelQuestion], ModelName],
-        patience: Seconds,
-    ) -> None:
-        """As of Dispatch."""
-        chat = path == CHAT
-        super().__init__(host, path, name_of, partial(waiting_line, chat=chat), patience)
-        self._chat = chat
-
-    def _streams(self, asked: ModelQuestion) -> bool:
-        return asked.stream is not False
-
-    def _early(self, name: ModelName, asked: ModelQuestion) -> Response | None:
-        """A request without a prompt that keeps its model for no time only unloads it."""
-        if asked.keep_alive is None or keep_seconds(asked.keep_alive) != 0:
-            return None
-        if bytes(asked.messages if self._chat else asked.prompt).strip() not in _EMPTY:
-            return None
-        self._host.keep(name, 0.0)
-        return JSONResponse(empty_line(name, chat=self._chat, done=True, done_reason="unload"))
-
-    def _admitted(self, name: ModelName, asked: ModelQuestion) -> None:
-        if asked.keep_alive is not None:
-            self._host.keep(name, keep_seconds(asked.keep_alive))
-
-
 _FIRST_EVENT_SECONDS = 1.0
 """After which a stream that waits begins; an answer that begins earlier has an HTTP status of its own."""
 
@@ -248,16 +218,7 @@ class SeveralModels:
             "/v1/messages": lambda _: waiting_ping(),
             **dict.fromkeys(("/v1/responses/input_tokens", "/v1/responses/compact", "/v1/messages/count_tokens")),
             **dict.fromkeys((TOKENIZE, DETOKENIZE, APPLY_TEMPLATE)),
+            **{path: partial(waiting_line, chat=path == CHAT) for path in (CHAT, GENERATE)},
         }
-
-        def named(asked: ModelQuestion) -> ModelName:
-            return names(asked.model)
-
-        def named_by_ollama(asked: ModelQuestion) -> ModelName:
-            return names(own_name(asked.model or asked.name))
-
-        endpoints = [
-            *(Dispatch(self._host, path, named, stream, patience) for path, stream in streams.items()),
-            *(OllamaDispatch(self._host, path, named_by_ollama, patience) for path in (CHAT, GENERATE)),
-        ]
-        return [Route(each.path, each.answer, methods=["POST"]) for each in endpoints]
+        endpoints = {path: Dispatch(self._host, path, names, stream, patience) for path, stream in streams.items()}
+        return [Route(path, endpoint.answer, methods=["POST"]) for path, endpoint in endpoints.items()]

@@ -90,11 +90,65 @@ class _Search:
         return border + (stop[border] == last)
 
 
-class _State(Enum):
+class Place(Enum):
+    """Where a piece of an output is."""
+
     BEFORE = "before"
-    """Only white space, and perhaps the beginning of the start marker."""
+    """The start marker, and white space before it."""
     THOUGHT = "thought"
+    END = "end"
+    """The end marker."""
     ANSWER = "answer"
+
+
+class ThoughtScanner:
+    """Tells a thought from the answer behind it, wherever the borders between pieces fall. No character is lost or
+    changes its place."""
+
+    def __init__(self, start: str, end: str, opened: bool) -> None:
+        """`opened`: the prompt ends with the start marker, so the output begins inside the thought."""
+        self._markers = start, end
+        self._opened = opened
+        self._end = StopScanner([end])
+        self._held = ""
+        """Text that may become the start marker."""
+        self.place = Place.BEFORE
+
+    def reopen(self) -> None:
+        """What follows is a thought if it begins with the start marker."""
+        self.place, self._opened = Place.BEFORE, False
+
+    def push(self, text: str) -> list[tuple[Place, str]]:
+        """The pieces that are certain now; a part of the answer is the last one."""
+        found: list[tuple[Place, str]] = []
+        start, end = self._markers
+        if self.place is Place.BEFORE:
+            text, self._held = self._held + text, ""
+            content = text.lstrip()
+            if start.startswith(content) and content != start:
+                self._held = text
+                return found
+            self.place = Place.ANSWER
+            # Some models repeat the marker that the prompt ends with.
+            if self._opened or (start and content.startswith(start)):
+                self.place = Place.THOUGHT
+                content = content.removeprefix(start)
+                found.append((Place.BEFORE, text[: len(text) - len(content)]))
+                text = content
+        if self.place is Place.THOUGHT:
+            thought, ended = self._end.push(text)
+            found.append((Place.THOUGHT, thought))
+            text = ""
+            if ended:
+                self.place, text = Place.ANSWER, self._end.rest
+                found.append((Place.END, end))
+        return [*found, (Place.ANSWER, text)] if text else found
+
+    def flush(self) -> tuple[Place, str]:
+        """Return and forget the held text, at the end of the output, and what it is a part of."""
+        held, self._held = self._held, ""
+        place = Place.THOUGHT if self._opened and self.place is Place.BEFORE else self.place
+        return place, held + self._end.flush()
 
 
 class AnswerStops:
@@ -102,11 +156,7 @@ class AnswerStops:
 
     def __init__(self, stops: Sequence[str], thought: ThoughtText | None = None) -> None:
         self._stops = StopScanner(stops)
-        self._thought = thought
-        self._end = StopScanner([thought.end] if thought else [])
-        self._held = ""
-        """Text that may become the start marker."""
-        self._state = _State.ANSWER if thought is None else _State.THOUGHT if thought.opened else _State.BEFORE
+        self._thought = thought and ThoughtScanner(thought.start, thought.end, thought.opened)
 
     @property
     def found(self) -> str | None:
@@ -119,36 +169,21 @@ class AnswerStops:
             return self._stops.push(text)
         kept = ""
         while text:
-            match self._state:
-                case _State.BEFORE:
-                    text = self._before(text, self._thought.start)
-                case _State.THOUGHT:
-                    before, ended = self._end.push(text)
-                    kept += before + self._thought.end * ended
-                    text = self._end.rest if ended else ""
-                    self._state = _State.ANSWER if ended else self._state
-                case _State.ANSWER:
-                    answer, mark, text = text.partition(MARK)
-                    spoken, stopped = self._stops.push(answer)
-                    kept += spoken
-                    if stopped:
-                        return kept, True
-                    if mark:
-                        kept += self._stops.flush() + mark
-                        self._state = _State.BEFORE
+            pieces, text = self._thought.push(text), ""
+            for place, piece in pieces:
+                if place is not Place.ANSWER:
+                    kept += piece
+                    continue
+                answer, mark, text = piece.partition(MARK)
+                spoken, stopped = self._stops.push(answer)
+                kept += spoken
+                if stopped:
+                    return kept, True
+                if mark:
+                    kept += self._stops.flush() + mark
+                    self._thought.reopen()
         return kept, False
 
     def flush(self) -> str:
         """Return and forget the held text, at the end of the text."""
-        held, self._held = self._held, ""
-        return held + self._end.flush() + self._stops.flush()
-
-    def _before(self, text: str, start: str) -> str:
-        """The text with which the next state goes on; empty while it may become the start marker."""
-        text, self._held = self._held + text, ""
-        content = text.lstrip()
-        if start.startswith(content) and content != start:
-            self._held = text
-            return ""
-        self._state = _State.THOUGHT if start and content.startswith(start) else _State.ANSWER
-        return text
+        return (self._thought.flush()[1] if self._thought else "") + self._stops.flush()

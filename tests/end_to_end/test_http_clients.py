@@ -49,9 +49,20 @@ def offline() -> Iterator[None]:
         yield
 
 
+def _openai(server: Serving) -> Any:
+    return pytest.importorskip("openai").OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+
+
+def _ollama(server: Serving) -> Any:
+    return pytest.importorskip("ollama").Client(host=server.url, headers={"authorization": f"Bearer {KEY}"})
+
+
+def _anthropic(server: Serving) -> Any:
+    return pytest.importorskip("anthropic").Anthropic(base_url=server.url, api_key=KEY, max_retries=0)
+
+
 def test_openai(serving: Serving, said: str, reference: Reference):
-    openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key=KEY, max_retries=0)
+    client = _openai(serving)
 
     assert [model.id for model in client.models.list()] == ["demo"]
     chat = client.chat.completions.create(model="demo", messages=MESSAGES, **SAMPLING)
@@ -71,8 +82,7 @@ def test_openai(serving: Serving, said: str, reference: Reference):
 
 
 def test_ollama(serving: Serving, said: str, reference: Reference):
-    ollama = pytest.importorskip("ollama")
-    client = ollama.Client(host=serving.url, headers={"authorization": f"Bearer {KEY}"})
+    client = _ollama(serving)
     options = {"temperature": 0.7, "seed": 5, "num_predict": 16}
 
     chat = client.chat("demo", messages=MESSAGES, options=options)
@@ -87,11 +97,11 @@ def test_ollama(serving: Serving, said: str, reference: Reference):
 
 def test_ollama_lists_and_keeps_to_a_schema(serving: Serving):
     ollama = pytest.importorskip("ollama")
-    client = ollama.Client(host=serving.url, headers={"authorization": f"Bearer {KEY}"})
+    client = _ollama(serving)
 
     assert [model.model for model in client.list().models] == [model.model for model in client.ps().models] == ["demo"]
     assert "completion" in client.show("demo").capabilities
-    form = client.chat("demo", messages=MESSAGES, format=SCHEMA, options={"seed": 3, "num_predict": 64})
+    form = client.chat("demo", messages=MESSAGES, format=SCHEMA, options={"seed": 3, "num_predict": 400})
     assert isinstance(json.loads(form.message.content)["sure"], bool)
     with pytest.raises(ollama.ResponseError, match="no such model"):
         client.chat("llama3", messages=MESSAGES)
@@ -111,9 +121,7 @@ def swapping(tmp_path: Path) -> Iterator[Serving]:
 
 
 def test_clients_read_on_while_their_model_is_loaded(swapping: Serving, said: str):
-    openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
-    ollama = pytest.importorskip("ollama")
-    client = openai.OpenAI(base_url=f"{swapping.url}/v1", api_key=KEY, max_retries=0)
+    client, claude, host = _openai(swapping), _anthropic(swapping), _ollama(swapping)
     asked: dict[str, Any] = {"extra_body": {"seed": 5}, "temperature": 0.7}
 
     with client.chat.completions.stream(model="one", messages=MESSAGES, max_tokens=16, **asked) as chat:
@@ -124,11 +132,9 @@ def test_clients_read_on_while_their_model_is_loaded(swapping: Serving, said: st
         told = list(response)
     assert [event.type for event in told[:2]] == ["response.created", "response.queued"]
     assert told[-1].response.output_text == said
-    claude = anthropic.Anthropic(base_url=swapping.url, api_key=KEY, max_retries=0)
     body = {"seed": 5, "temperature": 0.7}
     with claude.messages.stream(model="one", messages=MESSAGES, max_tokens=16, extra_body=body) as message:
         assert message.get_final_text() == said
-    host = ollama.Client(host=swapping.url, headers={"authorization": f"Bearer {KEY}"})
     options = {"temperature": 0.7, "seed": 5, "num_predict": 16}
     parts = list(host.chat("two", messages=MESSAGES, options=options, stream=True))
     assert "".join(part.message.content for part in parts) == said
@@ -136,8 +142,7 @@ def test_clients_read_on_while_their_model_is_loaded(swapping: Serving, said: st
 
 
 def test_openai_parses_what_kept_to_a_schema_and_reads_its_probabilities(serving: Serving):
-    openai, pydantic = pytest.importorskip("openai"), pytest.importorskip("pydantic")
-    client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key=KEY, max_retries=0)
+    client, pydantic = _openai(serving), pytest.importorskip("pydantic")
     field = pydantic.Field(max_length=8)
     person = pydantic.create_model("Person", name=(str, field), tags=(list[bool], field))
     asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "seed": 3, "max_tokens": 200}
@@ -160,7 +165,7 @@ def test_openai_parses_what_kept_to_a_schema_and_reads_its_probabilities(serving
 
 def test_openai_reads_our_errors(serving: Serving):
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key=KEY, max_retries=0)
+    client = _openai(serving)
 
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
@@ -171,47 +176,46 @@ def test_openai_reads_our_errors(serving: Serving):
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "modalities")
 
 
-def test_litellm(serving: Serving, said: str):
+def _litellm(server: Serving, folder: Path) -> tuple[str, str]:
     litellm = pytest.importorskip("litellm")
-    asked = {"model": "openai/demo", "api_base": f"{serving.url}/v1", "api_key": KEY, "messages": MESSAGES}
-
-    assert litellm.completion(**asked, **SAMPLING).choices[0].message.content == said
-    streamed = litellm.completion(**asked, **SAMPLING, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == said
+    asked = {"model": "openai/demo", "api_base": f"{server.url}/v1", "api_key": KEY, "messages": MESSAGES}
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(**{**asked, "messages": [{"role": "user", "content": "word " * 5_000}]})
+    streamed = litellm.completion(**asked, **SAMPLING, stream=True)
+    whole = litellm.completion(**asked, **SAMPLING).choices[0].message.content
+    return whole, "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
 
 
-def test_langchain(serving: Serving, said: str):
-    langchain_openai = pytest.importorskip("langchain_openai")
-    model = langchain_openai.ChatOpenAI(model="demo", base_url=f"{serving.url}/v1", api_key=KEY, **SAMPLING)
-
-    answer = model.invoke("import")
-    assert answer.content == said
-    streamed = list(model.stream("import"))
-    assert "".join(str(chunk.content) for chunk in streamed) == said
+def _langchain(server: Serving, folder: Path) -> tuple[str, str]:
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI
+    model = chat(model="demo", base_url=f"{server.url}/v1", api_key=KEY, **SAMPLING)
+    return model.invoke("import").content, "".join(str(chunk.content) for chunk in model.stream("import"))
 
 
-def test_llm(serving: Serving, said: str, tmp_path: Path):
+def _llm(server: Serving, folder: Path) -> tuple[str, str]:
+    """Without white space at the ends."""
     pytest.importorskip("llm")
-    (tmp_path / "extra-openai-models.yaml").write_text(
-        f"- model_id: demo\n  model_name: demo\n  api_base: {serving.url}/v1\n  api_key_name: demo\n"
+    (folder / "extra-openai-models.yaml").write_text(
+        f"- model_id: demo\n  model_name: demo\n  api_base: {server.url}/v1\n  api_key_name: demo\n"
     )
     options = [word for name, value in SAMPLING.items() for word in ("-o", name, str(value))]
-    for streaming in ([], ["--no-stream"]):
-        answer = subprocess.run(
-            [sys.executable, "-m", "llm", "-m", "demo", "--key", KEY, *options, *streaming, "import"],
-            env={**os.environ, "LLM_USER_PATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert answer.stdout.strip() == said.strip(), answer.stderr
+    command = [sys.executable, "-m", "llm", "-m", "demo", "--key", KEY, *options, "import"]
+
+    def ask(*more: str) -> str:
+        told = {"env": {**os.environ, "LLM_USER_PATH": str(folder)}, "stdout": subprocess.PIPE}
+        return subprocess.run([*command, *more], text=True, timeout=100, **told).stdout.strip()
+
+    return ask("--no-stream"), ask()
+
+
+@pytest.mark.parametrize("client", [_litellm, _langchain, _llm])
+def test_what_wraps_openai_s_client(client: Any, serving: Serving, said: str, tmp_path: Path):
+    assert [text.strip() for text in client(serving, tmp_path)] == [said.strip()] * 2
 
 
 def test_openai_responses(serving: Serving, said: str):
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key=KEY, max_retries=0)
+    client = _openai(serving)
     asked: dict[str, Any] = {"model": "demo", "input": "import", "temperature": 0.7, "max_output_tokens": 16}
     seeded = {"extra_body": {"seed": 5}}
 
@@ -240,8 +244,7 @@ def test_openai_responses(serving: Serving, said: str):
 
 
 def test_anthropic(serving: Serving, said: str):
-    anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=serving.url, api_key=KEY, max_retries=0)
+    client = _anthropic(serving)
     asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 16}
     sampling = {"extra_body": {"temperature": 0.7, "seed": 5}}
 
@@ -267,14 +270,14 @@ def test_anthropic(serving: Serving, said: str):
 
 def test_anthropic_reads_our_errors(serving: Serving):
     anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=serving.url, api_key=KEY, max_retries=0)
+    client = _anthropic(serving)
     asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 16}
 
     with pytest.raises(anthropic.AuthenticationError):
         client.with_options(api_key="wrong").messages.create(**asked)
     with pytest.raises(anthropic.NotFoundError, match="no such model"):
         client.messages.create(**{**asked, "model": "other"})
-    with pytest.raises(anthropic.BadRequestError, match="not supported there"):
+    with pytest.raises(anthropic.BadRequestError, match="read only text"):
         client.messages.create(
             **{**asked, "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]}
         )

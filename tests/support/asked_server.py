@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
+from msgspec.structs import replace
 from starlette.applications import Starlette
 
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.app import application, server_of_one
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
-from tests.support.fake_pipeline import FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -22,15 +25,14 @@ TEMPLATE = ChatTemplate(DEMO, CODEC)
 KEY = "a-key-of-tests"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES, OLLAMA, GENERATE = "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
-EVENTS = "/v1/pipeline/events"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Hello"},
     CHAT: HELLO,
     RESPONSES: {"input": "Hello"},
     MESSAGES: {**HELLO, "max_tokens": 9},
-    OLLAMA: {**HELLO, "model": "demo", "stream": False},
-    GENERATE: {"prompt": "Hello", "model": "demo", "stream": False},
+    OLLAMA: {**HELLO, "stream": False},
+    GENERATE: {"prompt": "Hello", "stream": False},
 }
 """A request of each route that generates."""
 
@@ -97,6 +99,49 @@ def post(path: str, body: Any, pipeline: FakePipeline | None = None, **settings:
 
 def get(path: str, pipeline: FakePipeline | None = None, **settings: Any) -> httpx.Response:
     return talk(lambda client: client.get(path), pipeline, **settings)
+
+
+class Gate:
+    """Takes the place of a function: calls with a long argument wait until `go` is set."""
+
+    def __init__(self, function: Callable[..., Any], long: int = 0) -> None:
+        self._function = function
+        self._long = long
+        self.go = threading.Event()
+        self.begun = threading.Event()
+        self.threads: list[threading.Thread] = []
+        """Those of all calls with a long argument."""
+        self.calls = 0
+
+    def __call__(self, content: Any, *others: Any, **named: Any) -> Any:
+        self.calls += 1
+        if len(content) >= self._long:
+            self.threads.append(threading.current_thread())
+            self.begun.set()
+            self.go.wait()
+        return self._function(content, *others, **named)
+
+
+class Asked(NamedTuple):
+    """What the pipeline was asked for a request, and the answer."""
+
+    prompt: str
+    tokens: list[int]
+    params: SamplingParams
+    answer: Any
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.answer.get("warnings", [])
+
+
+def asked(path: str, body: Any, template: ChatTemplate = TEMPLATE, **settings: Any) -> Asked:
+    """Of a request that is answered."""
+    pipeline = FakePipeline(condition=replace(READY, context=8192))
+    response = post(path, body, pipeline, template=template, **settings)
+    assert response.status_code == 200, response.text
+    ((tokens, params),) = pipeline.asked
+    return Asked(template.codec.decode(tokens), list(tokens), params, response.json())
 
 
 def chunks(response: httpx.Response) -> list[Any]:

@@ -67,9 +67,10 @@ class FakeModels:
     async def streamed_while_loading(
         self, client: httpx.AsyncClient, path: str, body: dict[str, Any]
     ) -> httpx.Response:
-        """The stream of a request for `big` that was told why it waits."""
+        """The stream of a request for `big` that was told why it waits. Ollama's APIs stream unless told not to."""
         self.held["big"] = asyncio.Event()
-        asking = asyncio.create_task(client.post(path, json={**body, "stream": True}))
+        stream = None if path.startswith("/api/") else True
+        asking = asyncio.create_task(client.post(path, json={**body, "stream": stream}))
         await self.until_told()
         self.held["big"].set()
         return await asking

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from orchestrator.text.answer.call_syntax import CallSyntax, FoundCalls, Tools
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtSpan
-from orchestrator.text.stop_scanner import StopScanner
+from orchestrator.text.stop_scanner import Place, StopScanner, ThoughtScanner
 from orchestrator.text.tokenizer import MARK
 
 
@@ -48,15 +47,6 @@ class WrapperParser:
         return self._scanner.flush()
 
 
-class _State(Enum):
-    BEFORE = "before"
-    """Only white space, and perhaps the beginning of the start marker."""
-    THOUGHT = "thought"
-    GAP = "gap"
-    """White space between the thought and the answer, which is dropped."""
-    ANSWER = "answer"
-
-
 class ThoughtParser:
     """Splits an answer into its thoughts and its text. Inside the text, only `mark` tells a marker from text.
 
@@ -66,28 +56,31 @@ class ThoughtParser:
 
     def __init__(self, markers: ThoughtMarkers, opened: bool) -> None:
         """`opened`: the prompt ends with the start marker, so the answer begins inside the thought."""
-        self._start = markers.start
-        self._opened = opened
-        self._state = _State.BEFORE
+        self._scanner = ThoughtScanner(markers.start, markers.end, opened)
         self._held = ""
-        """Text that waits for what follows: before the thought, or white space in the thought."""
+        """White space in the thought, which waits for what follows."""
         self._fresh = True
         """Nothing of the thought was returned yet."""
-        self._end = StopScanner([markers.end])
+        self._gap = False
+        """Nothing but white space since the thought: it is dropped."""
         self._seen = 0
+        """Characters of the output whose place is certain."""
         self._last = ""
         """The last character of the text so far."""
         self.thoughts = [ThoughtSpan(0)]
+        self._begun = False
+        """The last one of them is one, and not only a place where one may begin."""
 
     @property
     def answering(self) -> bool:
-        return self._state in (_State.GAP, _State.ANSWER)
+        return self._scanner.place is Place.ANSWER
 
     def mark(self, *, may_open: bool) -> None:
         """The output has a mark here: what follows is a token of its own. It begins a thought if it is the start
         marker, unless a thought is open."""
         if may_open and self.answering:
-            self._state, self._opened, self._fresh = _State.BEFORE, False, True
+            self._scanner.reopen()
+            self._fresh, self._gap, self._begun = True, False, False
             self.thoughts.append(ThoughtSpan(self._seen))
         self.pass_over(1)
 
@@ -96,59 +89,49 @@ class ThoughtParser:
         self._seen += characters
 
     def push(self, text: str) -> list[Reasoning | Spoken]:
-        self._seen += len(text)
         parts: list[Reasoning | Spoken] = []
-        if self._state is _State.BEFORE:
-            text = self._before(text)
-        if self._state is _State.THOUGHT:
-            thought, text = self._thought(text)
-            parts += _reasoning(thought)
-        if self._state is _State.GAP and (text := text.lstrip()):
-            self._state = _State.ANSWER
-        if self._state is _State.ANSWER and text:
-            self._last = text[-1]
-            parts.append(Spoken(text))
+        for place, piece in self._scanner.push(text):
+            self._seen += len(piece)
+            match place:
+                case Place.BEFORE:
+                    self._begun = True
+                case Place.THOUGHT:
+                    parts += self._thought(piece)
+                case Place.END:
+                    self._held = ""
+                    self._gap = not self._last or self._last.isspace()
+                    self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._seen)
+                case Place.ANSWER:
+                    parts += self._answer(piece)
         return parts
 
     def finish(self) -> list[Reasoning | Spoken]:
-        held, self._held = self._held, ""
-        if self._state is _State.BEFORE:
-            return _reasoning(held.strip()) if self._opened else [Spoken(held)] if held else []
-        if self._state is _State.THOUGHT:
-            return _reasoning((held + self._end.flush()).rstrip())
-        return []
+        place, text = self._scanner.flush()
+        if place is Place.THOUGHT:
+            text = (self._held + text).rstrip()
+            return _reasoning(text.lstrip() if self._fresh else text)
+        return [Spoken(text)] if text else []
 
-    def _before(self, text: str) -> str:
-        """The text behind the start marker, or all text if it has none; empty while that is open."""
+    def _thought(self, text: str) -> list[Reasoning | Spoken]:
         text = self._held + text
-        content = text.lstrip()
-        if self._start.startswith(content) and content != self._start:
-            self._held = text
-            return ""
-        self._held = ""
-        # Some models repeat the marker that the prompt ends with.
-        found = content.startswith(self._start)
-        if found or self._opened:
-            self._state = _State.THOUGHT
-            return content[len(self._start) :] if found else content
-        self._state = _State.ANSWER
-        self.thoughts.pop()
-        return text
-
-    def _thought(self, text: str) -> tuple[str, str]:
-        """The thought that is certain, and the text behind its end."""
-        thought, ended = self._end.push(text)
-        rest = self._end.rest
-        thought = self._held + thought
         if self._fresh:
-            thought = thought.lstrip()
-        kept = thought.rstrip()
-        self._held = "" if ended else thought[len(kept) :]
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._held = text[len(kept) :]
         self._fresh = self._fresh and not kept
-        if ended:
-            self._state = _State.GAP if not self._last or self._last.isspace() else _State.ANSWER
-            self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._seen - len(rest))
-        return kept, rest
+        return _reasoning(kept)
+
+    def _answer(self, text: str) -> list[Reasoning | Spoken]:
+        if not self._begun:
+            self.thoughts.pop()
+            self._begun = True
+        if self._gap:
+            text = text.lstrip()
+            self._gap = not text
+        if not text:
+            return []
+        self._last = text[-1]
+        return [Spoken(text)]
 
 
 def _reasoning(text: str) -> list[Reasoning | Spoken]:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,10 @@ import httpx
 import pytest
 
 from orchestrator.http.app import application, server_of_one
+from orchestrator.http.run import LeftThreads
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.work import in_thread
-from tests.support.asked_server import BODIES, CHAT, CODEC, HELLO, SCOPE, TEMPLATE, client_of, receiving, talk
+from tests.support.asked_server import BODIES, CHAT, CODEC, HELLO, SCOPE, TEMPLATE, Gate, client_of, receiving, talk
 from tests.support.fake_pipeline import FakePipeline
 
 COUNTS: list[tuple[str, Any]] = [
@@ -22,30 +24,16 @@ COUNTS: list[tuple[str, Any]] = [
 ASKED: list[tuple[str, Any]] = [*BODIES.items(), *COUNTS]
 
 
-class Tokenizing:
-    """Replaces a codec's `encode`, which waits until `go` is set."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-        self.begun = threading.Event()
-        self._encode = CODEC.encode
-
-    def __call__(self, text: str, special: bool = True) -> list[int]:
-        self.begun.set()
-        self.go.wait()
-        return self._encode(text, special)
-
-
 @pytest.fixture
-def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tokenizing]:
-    held = Tokenizing()
+def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    held = Gate(CODEC.encode)
     monkeypatch.setattr(CODEC, "encode", held)
     yield held
     held.go.set()
 
 
 @pytest.mark.parametrize(("path", "body"), COUNTS)
-def test_counting_tokens_takes_a_place_while_it_lasts(path: str, body: Any, tokenizing: Tokenizing):
+def test_counting_tokens_takes_a_place_while_it_lasts(path: str, body: Any, tokenizing: Gate):
     async def ask(client: httpx.AsyncClient) -> list[int]:
         first = asyncio.create_task(client.post(path, json=body))
         await asyncio.to_thread(tokenizing.begun.wait)
@@ -58,7 +46,7 @@ def test_counting_tokens_takes_a_place_while_it_lasts(path: str, body: Any, toke
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
-def test_a_client_that_goes_while_its_prompt_is_tokenized_frees_its_place(path: str, body: Any, tokenizing: Tokenizing):
+def test_a_client_that_goes_while_its_prompt_is_tokenized_frees_its_place(path: str, body: Any, tokenizing: Gate):
     async def leave() -> tuple[int, int]:
         pipeline = FakePipeline()
         server = server_of_one(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
@@ -81,7 +69,7 @@ def test_a_client_that_goes_while_its_prompt_is_tokenized_frees_its_place(path: 
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
-def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: Any, tokenizing: Tokenizing):
+def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: Any, tokenizing: Gate):
     settings = ServerSettings(names=("demo",))
 
     async def stopped() -> list[httpx.Response]:
@@ -134,3 +122,30 @@ def test_a_cancelled_thread_holds_its_callers_lock_until_it_has_ended_and_its_fa
     assert asyncio.run(cancelled()) == (True, False)
     gc.collect()
     assert told == []
+
+
+# The end of the server ----------------------------------------------------------------------------
+
+
+def test_the_end_waits_for_what_can_not_be_stopped_for_a_short_time_only():
+    done = threading.Event()
+
+    async def serve() -> None:
+        asyncio.get_running_loop().set_default_executor(LeftThreads())
+        await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(done.wait))}, timeout=0.1)
+
+    began = time.monotonic()
+    asyncio.run(serve())
+    done.set()
+
+    assert time.monotonic() - began < 10
+
+
+def test_calls_give_their_results_and_errors():
+    async def ask() -> tuple[int, int]:
+        asyncio.get_running_loop().set_default_executor(LeftThreads())
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(divmod, 1, 0)
+        return await asyncio.to_thread(divmod, 7, 2)
+
+    assert asyncio.run(ask()) == (3, 1)

@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,155 +18,11 @@ from orchestrator.text.families.minimax import MUSE_SPARK
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
 from tests.orchestrator.http.test_structured_output import FORM, tool
-from tests.orchestrator.http.test_thinking import takes
 from tests.protocol.sampling.test_grammar import SAID
 from tests.support.asked_server import CHAT, HELLO, post
-from tests.support.models.chat_models import model
+from tests.support.call_syntaxes import SYNTAXES, Syntax
+from tests.support.models.chat_models import model, takes
 
-dumps = partial(json.dumps, ensure_ascii=False)
-
-
-class Syntax(NamedTuple):
-    template: str
-    """What its chat template has beside the tools."""
-    marks: tuple[str, ...]
-    call: Callable[[str, Any], str]
-    """PLACE in it is the number of the call."""
-    between: str = ""
-    around: tuple[str, ...] = ("", "")
-
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        said = (self.call(*call).replace("PLACE", str(place)) for place, call in enumerate(calls))
-        return self.around[0] + self.between.join(said) + self.around[1]
-
-
-def _json(name: str, arguments: Any, key: str = "arguments") -> str:
-    return dumps({"name": name, key: arguments})
-
-
-def _raw(value: Any) -> str:
-    return value if isinstance(value, str) else dumps(value)
-
-
-def _fields(arguments: dict[str, Any], form: str) -> str:
-    """Each with its KEY and its VALUE in this form."""
-    return "".join(form.replace("KEY", key).replace("VALUE", _raw(value)) for key, value in arguments.items())
-
-
-def _glm(gap: str) -> Callable[[str, Any], str]:
-    form = f"<arg_key>KEY</arg_key>{gap}<arg_value>VALUE</arg_value>{gap}"
-    return lambda name, arguments: f"<tool_call>{name}{gap}{_fields(arguments, form)}</tool_call>"
-
-
-def _longcat(text: str) -> str:
-    return text.replace("arg_", "longcat_arg_").replace("tool_", "longcat_tool_")
-
-
-def _bare(value: Any, quote: str) -> str:
-    match value:
-        case str():
-            return f"{quote}{value}{quote}"
-        case dict():
-            return f"{{{','.join(f'{key}:{_bare(one, quote)}' for key, one in sorted(value.items()))}}}"
-        case list():
-            return f"[{','.join(_bare(one, quote) for one in value)}]"
-        case _:
-            return dumps(value)
-
-
-GLM = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-DEEPSEEK = tuple(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
-KIMI = tuple(
-    f"<|tool_call{name}|>" for name in ("s_section_begin", "s_section_end", "_begin", "_end", "_argument_begin")
-)
-QUOTE = '<|"|>'
-HERMES = ("<tool_call>", "</tool_call>")
-MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>")
-_, _, BEGIN, END, SEPARATOR = DEEPSEEK
-SYNTAXES = {
-    "json": Syntax(
-        '<tool_call>{"name": ..., "arguments": ...}</tool_call>',
-        HERMES,
-        lambda *call: f"<tool_call>\n{_json(*call)}\n</tool_call>",
-        "\n",
-    ),
-    "llama 3": Syntax(
-        '"parameters": dictionary of argument name', (), lambda *call: _json(*call, key="parameters"), "\n"
-    ),
-    "mistral": Syntax(
-        "[TOOL_CALLS] [ARGS]",
-        ("[TOOL_CALLS]", "[ARGS]"),
-        lambda name, arguments: f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}",
-    ),
-    "older mistral": Syntax("[TOOL_CALLS]", ("[TOOL_CALLS]",), _json, ", ", ("[TOOL_CALLS] [", "]")),
-    "deepseek v3": Syntax(
-        f"{BEGIN}{SEPARATOR}```json",
-        DEEPSEEK,
-        lambda name, arguments: f"{BEGIN}function{SEPARATOR}{name}\n```json\n{dumps(arguments)}\n```{END}",
-        "\n",
-        DEEPSEEK[:2],
-    ),
-    "deepseek v3.1": Syntax(
-        f"{BEGIN}{SEPARATOR}",
-        DEEPSEEK,
-        lambda name, arguments: f"{BEGIN}{name}{SEPARATOR}{dumps(arguments)}{END}",
-        around=DEEPSEEK[:2],
-    ),
-    "qwen coder": Syntax(
-        "<tool_call>\n<function=",
-        HERMES,
-        lambda name, arguments: (
-            f"<tool_call>\n<function={name}>\n"
-            + _fields(arguments, "<parameter=KEY>\nVALUE\n</parameter>\n")
-            + "</function>\n</tool_call>"
-        ),
-        "\n",
-    ),
-    "glm 4.7": Syntax("<arg_key>", GLM, _glm("")),
-    "glm 4.5": Syntax("<arg_key></arg_key>\n<arg_value>", GLM, _glm("\n"), "\n"),
-    "longcat": Syntax(
-        "<longcat_tool_call>", tuple(map(_longcat, GLM)), lambda *call: _longcat(_glm("\n")(*call)), "\n"
-    ),
-    "minimax": Syntax(
-        "<minimax:tool_call>",
-        MINIMAX,
-        lambda name, arguments: (
-            f'<invoke name="{name}">\n' + _fields(arguments, '<parameter name="KEY">VALUE</parameter>\n') + "</invoke>"
-        ),
-        "\n",
-        (f"{MINIMAX[0]}\n", f"\n{MINIMAX[1]}"),
-    ),
-    "minicpm": Syntax(
-        '<function name="<param name="',
-        (),
-        lambda name, arguments: (
-            f'<function name="{name}">' + _fields(arguments, '<param name="KEY">VALUE</param>') + "</function>"
-        ),
-    ),
-    "kimi": Syntax(
-        KIMI[0],
-        KIMI,
-        lambda name, arguments: f"{KIMI[2]}functions.{name}:PLACE{KIMI[4]}{dumps(arguments)}{KIMI[3]}",
-        around=KIMI[:2],
-    ),
-    "gemma": Syntax(
-        "<|tool_call><tool_call|>",
-        ("<|tool_call>", "<tool_call|>", QUOTE),
-        lambda name, arguments: f"<|tool_call>call:{name}{_bare(arguments, QUOTE)}<tool_call|>",
-    ),
-    "function gemma": Syntax(
-        "<start_function_call>",
-        ("<start_function_call>", "<end_function_call>", "<escape>"),
-        lambda name, arguments: f"<start_function_call>call:{name}{_bare(arguments, '<escape>')}<end_function_call>",
-    ),
-    "pythonic": Syntax(
-        "<|tool_call_start|>",
-        ("<|tool_call_start|>", "<|tool_call_end|>"),
-        lambda name, arguments: f"{name}({', '.join(f'{key}={dumps(value)}' for key, value in arguments.items())})",
-        ", ",
-        ("<|tool_call_start|>[", "]<|tool_call_end|>"),
-    ),
-}
 CASES = [
     (name, special)
     for name, syntax in SYNTAXES.items()
@@ -195,17 +50,6 @@ class Model(NamedTuple):
     def takes(self, grammar: Grammar, said: str) -> bool:
         return takes(self.template, grammar, said)
 
-    def takes_letters(self, grammar: Grammar, said: str) -> bool:
-        """Whether the grammar allows `said` as a complete answer in which no marker is a token."""
-        codec = self.template.codec
-        tokens = [token for letter in said for token in codec.encode(letter, special=False)]
-        try:
-            rules = Grammars(self.template.folder, 1 << 13).open(grammar, tuple(codec.eos), tokens)
-        except GrammarError:
-            return False
-        (mask,) = rules.allowed([()])
-        return mask is not None and bool(mask[list(codec.eos)].any())
-
     def read(self, said: str, tools: Sequence[Any] = (TURN, TURN_BACK)) -> list[tuple[str, Any] | str]:
         question = converted({**HELLO, "tools": [*tools]}, ChatRequest)
         parser = ChatPrompts(self.template).render(question).new_parser()
@@ -229,52 +73,59 @@ def answering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Model(syntax, model(tmp_path_factory.mktemp("model"), source, added))
 
 
+STRICT = {**TURN, "function": {**TURN["function"], "strict": True}}
+NAMED = {"type": "function", "function": {"name": "turn_back"}}
+WRONG_CALLS: list[Any] = [[("turn", {"to": "up"})], [("turn", {})], [("other", {})]]
+FORMS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
+    # What is asked, what is allowed, and what is not: texts, calls, and calls between texts.
+    "demanded": (
+        {"tool_choice": "required"},
+        [[LEFT], [BACK], [LEFT, BACK, LEFT]],
+        ["No.", *WRONG_CALLS, ("Well. ", [LEFT], ""), ("", [LEFT], "."), ("", [LEFT], None)],
+    ),
+    "one": ({"tool_choice": "required", "parallel_tool_calls": False}, [[LEFT]], [[LEFT, BACK]]),
+    "named": ({"tool_choice": NAMED}, [[BACK]], [[LEFT]]),
+    "strict": (
+        {"tools": [STRICT, TURN_BACK]},
+        ["", "I turn.", [LEFT], ("I turn.\n", [LEFT], ""), [LEFT, BACK]],
+        [WRONG_CALLS[0], ("Well. ", WRONG_CALLS[2], ""), ("", [LEFT], None)],
+    ),
+    "in form": (
+        {"response_format": FORM},
+        [SAID, [LEFT], [LEFT, BACK]],
+        ["No.", (SAID, [LEFT], ""), [("turn", {"to": 1})]],
+    ),
+}
+
+
+def spelt(syntax: Syntax, said: Any) -> str:
+    """None behind calls cuts their last character off."""
+    match said:
+        case str():
+            return said
+        case list():
+            return syntax.written(said)
+        case _:
+            before, calls, behind = said
+            written = before + syntax.written(calls)
+            return written[:-1] if behind is None else written + behind
+
+
 @pytest.mark.sampled(5)
-def test_demanded_calls_are_of_offered_functions_with_arguments_of_their_schemas(answering: Model):
-    written = answering.syntax.written
-    grammar = answering.bound(tool_choice="required")
-
-    for calls in ([LEFT], [BACK], [LEFT, BACK, LEFT]):
-        assert answering.takes(grammar, written(calls))
-    for said in ("No.", written([("turn", {"to": "up"})]), written([("turn", {})]), written([("other", {})])):
-        assert not answering.takes(grammar, said)
-    for said in ("Well. " + written([LEFT]), written([LEFT]) + ".", written([LEFT])[:-1]):
-        assert not answering.takes(grammar, said)
-    one = answering.bound(tool_choice="required", parallel_tool_calls=False)
-    assert answering.takes(one, written([LEFT]))
-    assert not answering.takes(one, written([LEFT, BACK]))
-    named = answering.bound(tool_choice={"type": "function", "function": {"name": "turn_back"}})
-    assert answering.takes(named, written([BACK]))
-    assert not answering.takes(named, written([LEFT]))
-
-
-@pytest.mark.sampled(5)
-def test_strict_calls_are_optional_and_proper(answering: Model):
-    written = answering.syntax.written
-    strict = {**TURN, "function": {**TURN["function"], "strict": True}}
-    grammar = answering.bound(tools=[strict, TURN_BACK])
-
-    for said in ("", "I turn.", written([LEFT]), "I turn.\n" + written([LEFT]), written([LEFT, BACK])):
-        assert answering.takes(grammar, said)
-    for said in (written([("turn", {"to": "up"})]), "Well. " + written([("other", {})]), written([LEFT])[:-1]):
-        assert not answering.takes(grammar, said)
-    begun = written([LEFT])
-    assert not answering.takes_letters(grammar, f"Well. {begun[: max(25, len(begun) // 2)]}")
-
-
-@pytest.mark.sampled(5)
-def test_the_answer_has_the_form_or_consists_of_calls(answering: Model):
-    if answering.syntax == SYNTAXES["llama 3"]:
-        asked = {**HELLO, "tools": [TURN], "response_format": FORM}
-        error = post(CHAT, asked, template=answering.template).json()["error"]
-        assert (error["param"], "are JSON too" in error["message"]) == ("tools", True)
-        return
-    grammar = answering.bound(response_format=FORM)
-
-    for said in (SAID, answering.syntax.written([LEFT]), answering.syntax.written([LEFT, BACK])):
-        assert answering.takes(grammar, said)
-    for said in ("No.", SAID + answering.syntax.written([LEFT]), answering.syntax.written([("turn", {"to": 1})])):
-        assert not answering.takes(grammar, said)
+def test_calls_are_of_offered_functions_with_arguments_of_their_schemas(answering: Model):
+    syntax = answering.syntax
+    for name, (asked, allowed, refused) in FORMS.items():
+        if name == "in form" and syntax == SYNTAXES["llama3"]:
+            error = post(CHAT, {**HELLO, "tools": [TURN], **asked}, template=answering.template).json()["error"]
+            assert (error["param"], "are JSON too" in error["message"]) == ("tools", True)
+            continue
+        grammar = answering.bound(**asked)
+        assert [said for said in allowed if not answering.takes(grammar, spelt(syntax, said))] == [], name
+        assert [said for said in refused if answering.takes(grammar, spelt(syntax, said))] == [], name
+    # No marker is a token here.
+    begun = syntax.written([LEFT])
+    strict = answering.bound(**FORMS["strict"][0])
+    assert not takes(answering.template, strict, *f"Well. {begun[: max(25, len(begun) // 2)]}")
 
 
 WHOLE = {"type": "object", "properties": {"x": {"type": "integer"}, "label": {"type": "string"}}, "required": ["x"]}
@@ -324,7 +175,7 @@ FLAT = ("tags", "place")
 @pytest.mark.parametrize("seed", range(3))
 def test_arguments_are_held_to_their_types_and_read_as_them(answering: Model, seed: int):
     source = random.Random(seed)
-    flat = answering.syntax == SYNTAXES["function gemma"]
+    flat = answering.syntax == SYNTAXES["function_gemma"]
     names = [name for name in SOME if not (flat and name in FLAT)]
     kinds = {**KINDS, "properties": {name: KINDS["properties"][name] for name in names}}
     kinds["required"] = [name for name in KINDS["required"] if name in names]

@@ -7,28 +7,18 @@ import pytest
 from msgspec import structs
 
 from orchestrator.text.chat_template import ChatTemplate
-from tests.orchestrator.http.test_odd_histories import TEMPLATES
-from tests.support.asked_server import get, post, talk
+from tests.support.asked_server import asked, get, post, talk
 from tests.support.dialects import RESPONSES as RESPONSES_API
 from tests.support.fake_pipeline import READY, FakePipeline
-from tests.support.models.chat_models import model
 
 RESPONSES, COMPACT = "/v1/responses", "/v1/responses/compact"
 HI: dict[str, Any] = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 ACTION = {"type": "exec", "command": ["ls"]}
 
 
-@pytest.fixture(scope="module")
-def chatml(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return model(tmp_path_factory.mktemp("chatml"), TEMPLATES["chatml"])
-
-
-def read(template: ChatTemplate, path: str = RESPONSES, **body: Any) -> tuple[str, dict[str, Any]]:
-    """What the model reads, and the answer."""
-    pipeline = FakePipeline(condition=structs.replace(READY, context=4096))
-    answer = post(path, body, pipeline, template=template)
-    assert answer.status_code == 200, answer.text
-    return template.codec.decode(pipeline.asked[0][0]), answer.json()
+@pytest.fixture
+def chatml(templates: dict[str, ChatTemplate]) -> ChatTemplate:
+    return templates["chatml"]
 
 
 ITEMS: list[tuple[list[dict[str, Any]], str]] = [
@@ -67,25 +57,22 @@ ITEMS: list[tuple[list[dict[str, Any]], str]] = [
 def test_items_of_tools_that_are_not_run_here_are_read_or_a_placeholder(
     chatml: ChatTemplate, items: list[dict[str, Any]], text: str
 ):
-    found, answer = read(chatml, input=[HI, *items, HI])
+    found = asked(RESPONSES, {"input": [HI, *items, HI]}, chatml)
 
-    assert found == f"<user>Hi{text}<user>Hi"
-    assert ("warnings" in answer) == ("left out" in text)
+    assert found.prompt == f"<user>Hi{text}<user>Hi"
+    assert bool(found.warnings) == ("left out" in text)
 
 
 @pytest.mark.parametrize("given", [{"input": []}, {"input": ""}, {}, {"input": [{"role": "user", "content": None}]}])
 def test_a_probe_with_a_tiny_limit_is_answered(chatml: ChatTemplate, given: dict[str, Any]):
-    assert read(chatml, max_output_tokens=16, **given)[0] == "<user>"
-
-
-def test_instructions_alone_are_answered(chatml: ChatTemplate):
-    assert read(chatml, instructions="Say hi.")[0] == "<system>Say hi."
+    assert asked(RESPONSES, {"max_output_tokens": 16, **given}, chatml).prompt == "<user>"
+    assert asked(RESPONSES, {"instructions": "Say hi."}, chatml).prompt == "<system>Say hi."
 
 
 def test_models_have_the_list_that_codex_reads():
-    asked = get("/v1/models?client_version=0.169.0").json()
+    listed = get("/v1/models?client_version=0.169.0").json()
 
-    assert (asked["models"], asked["data"][0]["id"]) == ([], "demo")
+    assert (listed["models"], listed["data"][0]["id"]) == ([], "demo")
     assert "models" not in get("/v1/models").json()
 
 
@@ -99,8 +86,8 @@ def test_a_conversation_is_compacted_to_a_summary_that_later_requests_read(chatm
 
     made, answer = talk(ask, pipeline, template=chatml)
 
-    asked, later = (chatml.codec.decode(prompt) for prompt, _ in pipeline.asked)
-    assert asked.startswith("<user>Hi<assistant>Yes?<user>Summarize this conversation")
+    demanded, later = (chatml.codec.decode(prompt) for prompt, _ in pipeline.asked)
+    assert demanded.startswith("<user>Hi<assistant>Yes?<user>Summarize this conversation")
     assert made["object"] == "response.compaction"
     assert [item["type"] for item in made["output"]] == ["message", "compaction"]
     assert made["usage"]["output_tokens"] == 5
@@ -116,10 +103,10 @@ TRIGGER = {"type": "compaction_trigger"}
 def test_an_item_at_the_end_asks_for_exactly_one_compaction(chatml: ChatTemplate, streamed: bool, ends: Any):
     pipeline = FakePipeline(condition=structs.replace(READY, context=4096), ends=(ends, None))
     form = {"format": {"type": "json_object"}}
-    asked = {"input": [HI, TRIGGER], "stream": streamed, "text": form, "store": True}
+    question = {"input": [HI, TRIGGER], "stream": streamed, "text": form, "store": True}
 
     async def ask(client: httpx.AsyncClient) -> tuple[Any, Any]:
-        answer = await client.post(RESPONSES, json=asked)
+        answer = await client.post(RESPONSES, json=question)
         found = RESPONSES_API.events(answer)[-1]["response"] if streamed else answer.json()
         later = await client.post(RESPONSES, json={"previous_response_id": found["id"], "input": [HI]})
         return answer, later.json()

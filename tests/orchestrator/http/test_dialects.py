@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from tokenizers import AddedToken
 
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK
@@ -17,35 +16,11 @@ from tests.orchestrator.http.test_logprobs import generated
 from tests.support.asked_server import HELLO, TEMPLATE, post, saying
 from tests.support.dialects import CHATS, DIALECTS, MESSAGES, OLLAMA, RESPONSES, Dialect, unnamed
 from tests.support.fake_pipeline import READY, FakePipeline
-from tests.support.models.chat_models import ALWAYS, CHANNEL_MARKS, HARMONY, HERMES, MARKS, QWEN, model
 
 each = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 others = pytest.mark.parametrize("dialect", [RESPONSES, MESSAGES, OLLAMA], ids=("responses", "messages", "ollama"))
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-SEEN = (
-    "{% for m in messages %}<{{ m.role }}{{ m.tool_call_id }}>({{ m.reasoning_content }}){{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}{{ c.id }}]{% endfor %}{% endfor %}{{ tools }}"
-)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
-    """`qwen` begins a thought itself, the prompts of `always` end with its beginning, `may` has tokens for it. `seen`
-    shows all that it reads, `forgetful` drops roles that it does not know."""
-    forgetful = "{% for m in messages if m.role != 'tool' %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-    sources: dict[str, tuple[str, list[AddedToken]]] = {
-        "hermes": (HERMES, []),
-        "qwen": (QWEN, []),
-        "may": (QWEN, MARKS),
-        "always": (ALWAYS, MARKS),
-        "harmony": (HARMONY, CHANNEL_MARKS),
-        "seen": (SEEN, []),
-        "forgetful": (forgetful, []),
-    }
-    return {name: model(tmp_path_factory.mktemp(name), *source) for name, source in sources.items()}
-
-
 # What is asked ------------------------------------------------------------------------------------
 
 WORDS = st.text("ab <", max_size=4)
@@ -187,10 +162,12 @@ CHANNELS = (
 THOUGHT = "Let me\nadd."
 ADD = ("add", {"a": 1})
 AGAIN = f"{MARK}<think>a</think>One: <think>.\n{MARK}<think>\nb</think>\n{CALL}\n{MARK}<think>c</think>{CALL}"
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 SAID: dict[str, tuple[str, str, tuple[str, str, list[Any]]]] = {
     "text": ("hermes", "Hello", ("Hello", "", [])),
     "no call": ("hermes", CALL[:-20], (CALL[:-20], "", [])),
     "calls": ("hermes", f"Let me see.\n{CALL}\n{CALL}", ("Let me see.", "", [ADD, ADD])),
+    "deepseek": ("deepseek", DEEPSEEK.replace("{}", '{"a": 1}'), ("", "", [ADD])),
     "thought": ("qwen", f"<think>\n{THOUGHT}\n</think>\n\nI add. {CALL}", ("I add.", THOUGHT, [ADD])),
     "opened thought": ("always", f"{THOUGHT}\n</think>\n\nI add.", ("I add.", THOUGHT, [])),
     "channels": ("harmony", CHANNELS, ("I add.", THOUGHT, [ADD])),
@@ -207,16 +184,83 @@ def test_a_stream_adds_up_to_the_answer(models: dict[str, ChatTemplate], dialect
     template = models[name]
     asked: dict[str, Any] = {} if name == "always" else {"tools": TOOLS}
 
-    whole = dialect.answer(saying([output], ends), template, **asked)
+    pipeline = saying([output], ends)
+
+    whole = dialect.answer(pipeline, template, **asked)
 
     reply = dialect.reply(whole)
     assert (reply.text.strip(), reply.thoughts.strip(), reply.calls) == expected
-    prompt = len(template.tokens(HELLO["messages"], asked.get("tools")))
+    prompt = len(pipeline.asked[0][0])
     assert (reply.cut, reply.usage, reply.warnings) == (ends == "length", (prompt, 1, len(output)), [])
     for size in (1, 5, 1000):
         pieces = [output[start : start + size] for start in range(0, len(output), size)]
         streamed = dialect.answer(saying(pieces, ends), template, stream=True, **asked)
         assert unnamed(streamed) == unnamed(whole)
+
+
+PROMPT = len(TEMPLATE.tokens(HELLO["messages"]))
+SAYING = {"role": "assistant", "content": "Hello"}
+WORDS_OF: dict[str, dict[str, Any]] = {
+    "chat": {
+        "object": "chat.completion",
+        "model": "demo",
+        "choices": [
+            {"index": 0, "message": {**SAYING, "refusal": None}, "logprobs": None, "finish_reason": "stop"},
+        ],
+        "usage": {
+            "prompt_tokens": PROMPT,
+            "completion_tokens": 5,
+            "total_tokens": PROMPT + 5,
+            "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    },
+    "responses": {
+        "object": "response",
+        "status": "completed",
+        "model": "demo",
+        "usage": {
+            "input_tokens": PROMPT,
+            "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
+            "output_tokens": 5,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": PROMPT + 5,
+        },
+    },
+    "messages": {
+        "type": "message",
+        "role": "assistant",
+        "model": "demo",
+        "content": [{"type": "text", "text": "Hello"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": PROMPT - 1,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 1,
+            "output_tokens": 5,
+        },
+    },
+    "ollama": {
+        "model": "demo",
+        "message": SAYING,
+        "done": True,
+        "done_reason": "stop",
+        "prompt_eval_count": PROMPT,
+        "eval_count": 5,
+        "eval_duration": 500_000_000,
+        "total_duration": 500_000_000,
+        "load_duration": 0,
+    },
+}
+"""What each API says of an answer, and what it cost; durations in nanoseconds."""
+
+
+@pytest.mark.parametrize("name", WORDS_OF)
+def test_an_answer_is_in_the_words_of_its_api(name: str):
+    answer = DIALECTS[name].answer()
+
+    assert {field: answer[field] for field in WORDS_OF[name]} == WORDS_OF[name]
 
 
 @each

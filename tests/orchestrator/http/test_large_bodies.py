@@ -14,15 +14,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from orchestrator.http import request_bodies
-from orchestrator.http.app import answering
-from orchestrator.http.embeddings import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
-from orchestrator.http.ollama.routes import EmbedRoutes
 from orchestrator.http.openai.request import MOST_MESSAGES, ChatRequest, CompletionRequest
 from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
-from orchestrator.http.settings import ServerSettings
 from orchestrator.text.tokenizer import MOST_CHARACTERS
-from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, client_of, post, talk
+from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, Gate, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
 
 LONG = "word " * (1 << 14)
@@ -51,31 +47,20 @@ def asking(content: Any) -> list[tuple[str, Any]]:
 
 
 LONG_BODIES = [*asking(LONG), (COMPLETIONS, {"prompt": LONG}), ("/api/generate", {"prompt": LONG})]
-
-
-class Reading:
-    """Takes the place of the check of a body's bounds, with which all reading begins; long bodies wait for `go`."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-        self.threads: list[threading.Thread] = []
-
-    def __call__(self, body: bytes) -> None:
-        if len(body) >= len(LONG):
-            self.threads.append(threading.current_thread())
-            self.go.wait()
+EMBEDDINGS = [(path, {"input": LONG, "prompt": LONG}) for path in ("/v1/embeddings", "/api/embed", "/api/embeddings")]
 
 
 @pytest.fixture
-def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reading]:
-    held = Reading()
+def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """The check of a body's bounds, with which all reading begins."""
+    held = Gate(lambda _: None, len(LONG))
     monkeypatch.setattr(request_bodies, "_require_bounds", held)
     yield held
     held.go.set()
 
 
-@pytest.mark.parametrize(("path", "body"), LONG_BODIES)
-def test_others_are_answered_while_long_bodies_are_read_one_at_a_time(path: str, body: Any, reading: Reading):
+@pytest.mark.parametrize(("path", "body"), [*LONG_BODIES, *EMBEDDINGS])
+def test_others_are_answered_while_long_bodies_are_read_one_at_a_time(path: str, body: Any, reading: Gate):
     async def ask(client: httpx.AsyncClient) -> int:
         long = [asyncio.create_task(client.post(path, json=body)) for _ in range(3)]
         while not reading.threads:
@@ -91,20 +76,6 @@ def test_others_are_answered_while_long_bodies_are_read_one_at_a_time(path: str,
     assert threading.main_thread() not in reading.threads
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed", "/api/embeddings"])
-def test_long_bodies_of_embeddings_are_read_beside_the_loop(path: str, reading: Reading):
-    reading.go.set()
-    routes = [*EmbeddingRoutes(None).routes, *EmbedRoutes(None).routes]
-
-    async def ask() -> int:
-        async with client_of(answering(routes, ServerSettings(names=("demo",)))) as client:
-            return (await client.post(path, json={"input": LONG, "prompt": LONG})).status_code
-
-    assert asyncio.run(ask()) == 501
-    assert reading.threads
-    assert threading.main_thread() not in reading.threads
-
-
 @pytest.mark.parametrize(("path", "body"), LONG_BODIES)
 def test_long_bodies_are_translated_beside_the_loop(path: str, body: Any, monkeypatch: pytest.MonkeyPatch):
     threads: list[threading.Thread] = []
@@ -117,36 +88,30 @@ def test_long_bodies_are_translated_beside_the_loop(path: str, body: Any, monkey
     assert threading.main_thread() not in threads
 
 
-@pytest.mark.parametrize(("path", "body"), asking([{"type": "text", "text": "x"}] * MOST_CONTAINERS))
-def test_too_many_parts_are_refused_before_they_are_decoded(path: str, body: Any):
-    response = post(path, body)
-
-    assert response.status_code == 400
-    assert "The body has more than 65,536 lists and objects: send fewer messages" in response.text
-
-
-def test_too_many_values_are_refused_before_they_are_decoded():
-    response = post(COMPLETIONS, {"prompt": [1] * (MOST_VALUES + 2)})
-
-    assert response.status_code == 400
-    assert f"more than {MOST_VALUES:,} values" in response.text
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (path, {**body, "input" if "input" in body else "messages": saying("x") * (MOST_MESSAGES + 1)})
+PARTS = "The body has more than 65,536 lists and objects: send fewer messages"
+MANY = [
+    *((path, body, PARTS) for path, body in asking([{"type": "text", "text": "x"}] * MOST_CONTAINERS)),
+    (COMPLETIONS, {"prompt": [1] * (MOST_VALUES + 2)}, f"more than {MOST_VALUES:,} values"),
+    *(
+        (
+            path,
+            {**body, field: saying("x") * (MOST_MESSAGES + 1)},
+            f"{field} must be a list of length <= {MOST_MESSAGES}.",
+        )
         for path, body in asking("x")
-    ],
-)
-def test_too_many_messages_are_refused_by_name(path: str, body: Any):
+        for field in ("input", "messages")
+        if field in body
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "words"), MANY)
+def test_too_many_parts_values_or_messages_are_refused(path: str, body: Any, words: str):
     response = post(path, body)
 
     assert response.status_code == 400
-    field = "input" if "responses" in path else "messages"
-    assert f"{field} must be a list of length <= {MOST_MESSAGES}." in response.text
-    if path == "/v1/responses":
-        assert response.json()["error"]["param"] == "input"
+    assert words in response.text
+    assert path != "/v1/responses" or words == PARTS or response.json()["error"]["param"] == "input"
 
 
 def test_brackets_and_commas_of_a_text_are_not_counted():
@@ -183,27 +148,9 @@ def test_exactly_the_bodies_beyond_the_bound_are_refused(value: Any, most: int, 
 # Long prompts ------------------------------------------------------------------------------------
 
 
-"""Longer than the texts that need not wait."""
-
-
-class Holding:
-    """Replaces a codec's `encode`: long texts wait until `release` is set."""
-
-    def __init__(self) -> None:
-        self.release = threading.Event()
-        self.entered: list[str] = []
-        self._encode = CODEC.encode
-
-    def __call__(self, text: str, special: bool = True) -> list[int]:
-        self.entered.append(text)
-        if len(text) >= len(LONG):
-            self.release.wait()
-        return self._encode(text, special)
-
-
 @pytest.fixture
-def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
-    held = Holding()
+def holding(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    held = Gate(CODEC.encode, len(LONG))
     monkeypatch.setattr(CODEC, "encode", held)
     return held
 
@@ -220,12 +167,12 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
         ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": LONG}]}),
     ],
 )
-def test_a_text_that_can_not_fit_is_refused_untokenized(holding: Holding, path: str, body: dict[str, Any]):
-    holding.release.set()
+def test_a_text_that_can_not_fit_is_refused_untokenized(holding: Gate, path: str, body: dict[str, Any]):
+    holding.go.set()
 
     response = post(path, body)
 
-    assert (response.status_code, holding.entered) == (400, [])
+    assert (response.status_code, holding.calls) == (400, 0)
     message = response.json()["error"]["message"]
     told = f"maximum context length is {READY.context} tokens, and the prompt has about"
     assert ("prompt is too long: " if path == "/v1/messages" else told) in message
@@ -238,20 +185,20 @@ def test_a_text_at_the_bound_is_tokenized_and_fits():
     assert post(COMPLETIONS, {"prompt": text + " "}).json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_long_texts_take_turns_and_short_ones_pass(holding: Holding):
+def test_long_texts_take_turns_and_short_ones_pass(holding: Gate):
     async def ask(client: httpx.AsyncClient) -> list[int]:
         long = [asyncio.create_task(client.post(COMPLETIONS, json={"prompt": LONG})) for _ in range(3)]
         try:
-            while not holding.entered:
+            while not holding.calls:
                 await asyncio.sleep(0)
             short = await client.post(CHAT, json=HELLO)
-            assert len(holding.entered) == 2
+            assert holding.calls == 2
         finally:
-            holding.release.set()
+            holding.go.set()
         return [each.status_code for each in (short, *await asyncio.gather(*long))]
 
     assert talk(ask, ROOM) == [200, 400, 400, 400]
-    assert len(holding.entered) == 4
+    assert holding.calls == 4
 
 
 def test_tokens_become_text_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):

@@ -136,15 +136,6 @@ def test_completions_tell_lists_and_where_in_the_text_each_token_begins(seed: in
     assert all(token in best for token, best in zip(whole["tokens"], whole["top_logprobs"], strict=True))
 
 
-def test_without_a_request_no_log_probabilities_are_sent():
-    texts, result = generated()
-    (choice,) = ChoiceAnswer("chat", "m").whole([result])["choices"]
-    frames = [frame for text in texts for frame in ChoiceAnswer("chat", "m").render(text)]
-
-    assert choice["logprobs"] is None
-    assert all(b'"logprobs":null' in frame for frame in frames)
-
-
 def test_tokens_are_spelt_as_the_text_that_they_are():
     assert b"".join(map(CODEC.spelt, CODEC.encode(SAID))) == SAID.encode()
     assert CODEC.spelt(END) == b"<|endoftext|>"

@@ -1,6 +1,7 @@
 """Laws of the table of models: no more memory than there is, no model unloaded under a request, all get an answer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,6 +82,16 @@ class Shell:
         self.step(self.table.request(ticket, model, self.now))
         return ticket
 
+    def serve(self, model: ModelName) -> Ticket:
+        """Ask for it and load it."""
+        ticket = self.ask(model)
+        self.finish_load(model)
+        return ticket
+
+    def swap(self, model: ModelName, other: ModelName) -> None:
+        self.finish_unload(model)
+        self.finish_load(other)
+
     def release(self, ticket: Ticket) -> None:
         self.running.pop(ticket, None)
         self.open.pop(ticket, None)
@@ -118,8 +129,7 @@ def entry(name: ModelName, size: int = 6, *, pinned: bool = False) -> ModelEntry
 def test_the_least_recently_used_idle_model_goes_for_another():
     shell = Shell(entry(A, 5), entry(B, 5), entry(C, 5))
     for model in (A, B):
-        shell.ask(model)
-        shell.finish_load(model)
+        shell.serve(model)
         shell.now += 1
     shell.release(shell.admitted[1])
     shell.now += 1
@@ -134,17 +144,14 @@ def test_the_least_recently_used_idle_model_goes_for_another():
 
 def test_a_busy_model_ends_its_requests_first_and_admits_no_later_ones():
     shell = Shell(entry(A), entry(B))
-    running = shell.ask(A)
-    shell.finish_load(A)
+    running = shell.serve(A)
 
     early, late = shell.ask(B), shell.ask(A)
     assert (shell.admitted, shell.unloading) == ([running], [])
     shell.release(running)
-    shell.finish_unload(A)
-    shell.finish_load(B)
+    shell.swap(A, B)
     shell.release(early)
-    shell.finish_unload(B)
-    shell.finish_load(A)
+    shell.swap(B, A)
 
     assert shell.admitted == [running, early, late]
 
@@ -161,8 +168,7 @@ def test_a_model_that_was_loaded_serves_all_who_waited_before_it_goes_again():
 
 def test_who_waited_behind_a_client_that_has_gone_is_admitted():
     shell = Shell(entry(A), entry(B))
-    shell.ask(A)
-    shell.finish_load(A)
+    shell.serve(A)
 
     gone, late = shell.ask(B), shell.ask(A)
     shell.release(gone)
@@ -173,8 +179,7 @@ def test_who_waited_behind_a_client_that_has_gone_is_admitted():
 def test_steady_requests_for_two_models_do_not_keep_a_third_waiting():
     shell = Shell(entry(A, 5), entry(B, 5), entry(C, 5), most_waiting=100)
     for model in (A, B):
-        shell.ask(model)
-        shell.finish_load(model)
+        shell.serve(model)
         shell.ask(model)
         shell.now += 1
 
@@ -194,8 +199,7 @@ def test_steady_requests_for_two_models_do_not_keep_a_third_waiting():
 def test_an_idle_model_is_unloaded_after_its_time_and_a_pinned_one_is_not():
     shell = Shell(entry(A, 3, pinned=True), entry(B, 3), keep=60.0)
     shell.finish_load(A)
-    ticket = shell.ask(B)
-    shell.finish_load(B)
+    ticket = shell.serve(B)
     shell.wait(100)
     shell.release(ticket)
 
@@ -209,8 +213,7 @@ def test_an_idle_model_is_unloaded_after_its_time_and_a_pinned_one_is_not():
 def test_what_a_request_said_holds_until_the_model_is_unloaded():
     shell = Shell(entry(A), keep=60.0)
     shell.keep(A, 0.0)
-    ticket = shell.ask(A)
-    shell.finish_load(A)
+    ticket = shell.serve(A)
     shell.release(ticket)
     assert shell.table.deadline == 60
     for seconds in (None, 0.0):
@@ -220,8 +223,7 @@ def test_what_a_request_said_holds_until_the_model_is_unloaded():
         assert shell.table.deadline is None
     shell.finish_unload(A)
 
-    shell.ask(A)
-    shell.finish_load(A)
+    shell.serve(A)
     shell.release(shell.admitted[-1])
 
     assert shell.table.deadline == 60
@@ -240,8 +242,7 @@ def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic():
 
 def test_beyond_the_bound_of_waiting_requests_one_is_refused_unless_its_model_is_there():
     shell = Shell(entry(A, 5), entry(B, 5), most_waiting=2)
-    shell.ask(A)
-    shell.finish_load(A)
+    shell.serve(A)
 
     refused = [shell.refused.get(shell.ask(B)) for _ in range(3)]
     shell.ask(A)
@@ -268,13 +269,11 @@ def test_a_model_that_fails_refuses_who_waits_and_is_tried_again_after_a_pause()
 
 def test_a_pipeline_that_ends_by_itself_is_unloaded_and_waits_before_it_is_loaded_again():
     shell = Shell(entry(A), entry(B))
-    running = shell.ask(A)
-    shell.finish_load(A)
+    running = shell.serve(A)
     shell.end(A)
     early, other = shell.ask(A), shell.ask(B)
     assert (shell.unloading, shell.loading, shell.refused[early].reason) == ([A], [], "killed")
-    shell.finish_unload(A)
-    shell.finish_load(B)
+    shell.swap(A, B)
     shell.release(running)
     shell.release(other)
 
@@ -325,23 +324,17 @@ def test_memory_is_never_exceeded_and_every_request_is_answered(
 
 def act(shell: Shell, action: str, number: int) -> None:
     names = list(shell.entries)
+    acts: dict[str, tuple[Callable[[Any], object], Sequence[Any]]] = {
+        "ask": (shell.ask, names),
+        "release": (shell.release, list(shell.open)),
+        "load": (shell.finish_load, shell.loading),
+        "fail": (shell.fail, shell.loading),
+        "end": (shell.end, shell.loaded),
+        "unload": (shell.finish_unload, shell.unloading),
+        "wait": (shell.wait, range(8)),
+        "keep": (lambda name: shell.keep(name, float(number) if number else None), names),
+    }
+    act, choices = acts[action]
     shell.now += 1
-    match action:
-        case "ask":
-            shell.ask(names[number % len(names)])
-        case "release" if shell.open:
-            shell.release(list(shell.open)[number % len(shell.open)])
-        case "load" if shell.loading:
-            shell.finish_load(shell.loading[number % len(shell.loading)])
-        case "fail" if shell.loading:
-            shell.fail(shell.loading[number % len(shell.loading)])
-        case "end" if shell.loaded:
-            shell.end(shell.loaded[number % len(shell.loaded)])
-        case "unload" if shell.unloading:
-            shell.finish_unload(shell.unloading[number % len(shell.unloading)])
-        case "wait":
-            shell.wait(number)
-        case "keep":
-            shell.keep(names[number % len(names)], float(number) if number else None)
-        case _:
-            pass
+    if choices:
+        act(choices[number % len(choices)])

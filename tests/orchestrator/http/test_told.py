@@ -1,14 +1,15 @@
 """Laws of what the server tells about its models and their tokens, in the words of its clients."""
 
+from typing import Any
+
 import httpx
 import pytest
 from msgspec.structs import replace
 
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.client import PipelineState
-from tests.support.asked_server import CHAT, CODEC, HELLO, TEMPLATE, get, post, talk
+from tests.support.asked_server import CHAT, CODEC, HELLO, TEMPLATE, asked, get, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
-from tests.support.models.chat_models import model
 
 TURNS = HELLO["messages"]
 
@@ -76,24 +77,44 @@ HI = {"role": "user", "content": "Hi"}
 TOOL = {"role": "tool", "tool_call_id": "1", "content": "4"}
 
 
-@pytest.fixture(scope="module")
-def forgetful(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    """Of a model whose template drops roles that it does not know."""
-    source = (
-        "{% for m in messages if m.role in ('system', 'user', 'assistant') %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-    )
-    return model(tmp_path_factory.mktemp("forgetful"), source)
-
-
 def test_answers_with_warnings_are_counted_in_the_log_and_in_the_metrics(
-    forgetful: ChatTemplate, caplog: pytest.LogCaptureFixture
+    models: dict[str, ChatTemplate], caplog: pytest.LogCaptureFixture
 ):
     async def ask(client: httpx.AsyncClient) -> str:
         for _ in range(11):
             await client.post(CHAT, json={"messages": [HI, TOOL]})
         return (await client.get("/metrics")).text
 
-    figures = talk(ask, template=forgetful)
+    figures = talk(ask, template=models["forgetful"])
 
     assert caplog.messages == [f"answers with a warning (unread): {count}" for count in (1, 10)]
     assert 'launch_pipeline_warned_requests_total{kind="unread"} 11.0' in figures.splitlines()
+
+
+# Where a conversation's instructions end: other conversations begin with them too -----------------
+
+RULES = "".join(f"Rule {number}: answer in {number} words.\n" for number in range(120))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_the_rules_are_what_other_conversations_begin_with(path: str):
+    def conversation(*said: str) -> tuple[list[int], int]:
+        roles = ("user", "assistant")
+        turns = [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]
+        system = {"system": RULES} if path != CHAT else {}
+        told = turns if system else [{"role": "system", "content": RULES}, *turns]
+        found = asked(path, {"messages": told, "max_tokens": 9, **system})
+        return found.tokens, found.params.shared_prefix
+
+    (first, rules), (second, same) = conversation("Rule 1"), conversation("Hi", "Yes?", "Why?")
+
+    assert rules == same > 500
+    assert first[:rules] == second[:rules]
+    assert first[rules] != second[rules]
+
+
+@pytest.mark.parametrize("body", [{"messages": [{"role": "user", "content": RULES}]}, {"messages": []}])
+def test_where_there_are_no_long_instructions_no_end_is_told(body: dict[str, Any]):
+    body["messages"] = [{"role": "system", "content": "Be brief."}, *body["messages"], {"role": "user", "content": "?"}]
+
+    assert asked(CHAT, body).params.shared_prefix == 0

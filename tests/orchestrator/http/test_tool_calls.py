@@ -7,34 +7,22 @@ from typing import Any
 
 import httpx
 import pytest
-from msgspec import structs
 
-from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.openai.history import readable, template_messages
 from orchestrator.http.openai.request import ChatRequest, read
 from orchestrator.text.answer_format import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families.qwen import JSON_SYNTAX
-from tests.support.asked_server import CHAT, HELLO, TEMPLATE, chunks, post
-from tests.support.fake_pipeline import READY, FakePipeline, FakeStream
-from tests.support.models.chat_models import HERMES, model
+from tests.orchestrator.http.test_dialects import DEEPSEEK, TOOLS
+from tests.support.asked_server import CHAT, HELLO, TEMPLATE, asked, chunks, post, saying
+from tests.support.fake_pipeline import FakeStream
 
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
 SAID = "Let me see.\n" + CALL + "\n" + CALL.replace("1", "3")
 
 
-@pytest.fixture(scope="module")
-def hermes(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    """Of a model that knows tools."""
-    return model(tmp_path_factory.mktemp("model"), HERMES)
-
-
-def ask(hermes: ChatTemplate, said: list[str | None], **asked: Any) -> httpx.Response:
-    def pieces(_: SamplingParams) -> Any:
-        return said
-
-    return post(CHAT, {**HELLO, "tools": TOOLS, **asked}, FakePipeline(pieces), template=hermes)
+def ask(hermes: ChatTemplate, said: list[str | None], **more: Any) -> httpx.Response:
+    return post(CHAT, {**HELLO, "tools": TOOLS, **more}, saying(said), template=hermes)
 
 
 def functions(calls: Any) -> list[tuple[str, Any]]:
@@ -63,13 +51,6 @@ def test_a_stream_shows_life_while_a_call_is_generated(hermes: ChatTemplate, mon
 
     assert answer.text.count(": keep-alive") >= 2
     assert functions(chunks(answer)[-2]["choices"][0]["delta"]["tool_calls"]) == BOTH[:1]
-
-
-@pytest.mark.parametrize("said", [CALL[:-20], "<tool_call>[1]</tool_call>", "<tool_call>", '<tool_call>{"name": 1}'])
-def test_what_is_no_call_stays_text(hermes: ChatTemplate, said: str):
-    (choice,) = ask(hermes, [said]).json()["choices"]
-
-    assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
 
 
 def test_calls_are_looked_for_only_where_tools_were_offered(hermes: ChatTemplate):
@@ -112,9 +93,9 @@ def test_results_have_the_names_of_their_functions():
 
 def test_results_join_their_calls_where_the_template_has_it_so():
     parts = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": '{"b"'}, {"text": ": 2}"}]}
-    asked = [{**CALLED, "tool_responses": 3}, *RESULTS, parts, {"role": "user", "content": "Hi"}]
+    turns = [{**CALLED, "tool_responses": 3}, *RESULTS, parts, {"role": "user", "content": "Hi"}]
 
-    (called, user) = read_by_a_template(asked, joined=True)
+    (called, user) = read_by_a_template(turns, joined=True)
 
     assert [(each["name"], each["response"]) for each in called["tool_responses"]] == [
         ("g", {"a": 1}),
@@ -133,26 +114,7 @@ def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):
     assert read_by_a_template([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])
 
 
-DEEPSEEK = (
-    "{% for message in messages %}<｜{{ message['role'] }}｜>{{ message['content'] }}"
-    "{% if message['tool_calls'] %}<｜tool▁calls▁begin｜>{% for tool in message['tool_calls'] %}"
-    "{{ '<｜tool▁call▁begin｜>' "
-    "+ tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments'] + '<｜tool▁call▁end｜>' }}"
-    "{% endfor %}<｜tool▁calls▁end｜>{% endif %}{% endfor %}<｜Assistant｜>"
-)
-FORM = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-
-
-@pytest.fixture(scope="module")
-def deepseek(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return model(tmp_path_factory.mktemp("deepseek"), DEEPSEEK)
-
-
-@pytest.mark.parametrize("size", [1, 1000])
-def test_deepseek_is_told_the_tools_and_its_calls_are_read(deepseek: ChatTemplate, size: int):
-    said = FORM.replace("{}", '{"a": 1}')
-    pieces = [said[start : start + size] for start in range(0, len(said), size)]
-    pipeline = FakePipeline(lambda _: pieces, structs.replace(READY, context=4096))
+def test_deepseek_is_told_the_tools_and_its_earlier_calls(models: dict[str, ChatTemplate]):
     earlier = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
     messages = [
         {"role": "system", "content": "Be brief."},
@@ -161,23 +123,18 @@ def test_deepseek_is_told_the_tools_and_its_calls_are_read(deepseek: ChatTemplat
         {"role": "tool", "tool_call_id": "1", "content": "3"},
     ]
 
-    answer = post(CHAT, {"messages": messages, "tools": TOOLS}, pipeline, template=deepseek).json()
+    prompt = asked(CHAT, {"messages": messages, "tools": TOOLS}, models["deepseek"]).prompt
 
-    asked = deepseek.codec.decode(pipeline.asked[0][0])
-    assert asked.startswith("<｜system｜>Be brief.<｜system｜>")
-    assert "### add" in asked
-    assert FORM.replace("{}", '{"a": 2}') in asked
-    message = answer["choices"][0]["message"]
-    assert (message["content"], functions(message["tool_calls"])) == (None, [("add", {"a": 1})])
+    assert prompt.startswith("<｜system｜>Be brief.<｜system｜>")
+    assert "### add" in prompt
+    assert DEEPSEEK.replace("{}", '{"a": 2}') in prompt
 
 
-def test_without_tools_deepseek_is_told_nothing_and_its_markers_are_text(deepseek: ChatTemplate):
-    pipeline = FakePipeline(lambda _: [FORM])
+def test_without_tools_deepseek_is_told_nothing_and_its_markers_are_text(models: dict[str, ChatTemplate]):
+    answer = post(CHAT, HELLO, saying([DEEPSEEK]), template=models["deepseek"]).json()
 
-    answer = post(CHAT, {"messages": [{"role": "user", "content": "Hi"}]}, pipeline, template=deepseek).json()
-
-    assert "Tools" not in deepseek.codec.decode(pipeline.asked[0][0])
-    assert answer["choices"][0]["message"]["content"] == FORM
+    assert "Tools" not in asked(CHAT, HELLO, models["deepseek"]).prompt
+    assert answer["choices"][0]["message"]["content"] == DEEPSEEK
 
 
 @pytest.mark.parametrize("arguments", [{"a": 2}, '{"a":2}'])

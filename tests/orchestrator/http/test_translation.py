@@ -2,44 +2,42 @@
 no effect."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_logprobs import generated
-from tests.orchestrator.http.test_tool_calls import hermes
 from tests.support.asked_server import (
     BODIES,
     CHAT,
+    CODEC,
     COMPLETIONS,
     GENERATE,
     HELLO,
     MESSAGES,
     OLLAMA,
     RESPONSES,
+    TEMPLATE,
+    asked,
+    get,
     post,
 )
-from tests.support.fake_pipeline import READY, FakePipeline
-from tests.support.models.chat_models import QWEN, model
+from tests.support.fake_models import FakeModels
+from tests.support.fake_pipeline import FakePipeline
+from tests.support.models.chat_models import model
 
-__all__ = ["hermes"]
 ROOM = 200
 """Fewer tokens than the context has left."""
 
 
-def ask(path: str, template: ChatTemplate | None = None, **fields: Any) -> tuple[SamplingParams, str, list[str]]:
+def ask(path: str, template: ChatTemplate = TEMPLATE, **fields: Any) -> tuple[SamplingParams, str, list[str]]:
     """What the pipeline was asked for, the prompt, and the warnings."""
-    pipeline = FakePipeline(condition=structs.replace(READY, context=1024))
-    given = {} if template is None else {"template": template}
-    answer = post(path, {**BODIES[path], **fields}, pipeline, **given)
-    assert answer.status_code == 200, answer.text
-    ((prompt, params),) = pipeline.asked
-    text = "" if template is None else template.codec.decode(prompt)
-    return params, text, answer.json().get("warnings", [])
+    found = asked(path, {**BODIES[path], **fields}, template)
+    return found.params, found.prompt, found.warnings
 
 
 # Numbers ------------------------------------------------------------------------------------------
@@ -54,10 +52,11 @@ def ask(path: str, template: ChatTemplate | None = None, **fields: Any) -> tuple
         (COMPLETIONS, "max_tokens"),
         (RESPONSES, "max_output_tokens"),
         (MESSAGES, "max_tokens"),
+        (OLLAMA, "num_predict"),
     ],
 )
 def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
-    fields: dict[str, Any] = {name: limit}
+    fields: dict[str, Any] = {"options": {name: limit}} if path == OLLAMA else {name: limit}
     params, _, warnings = ask(path, **fields)
 
     assert params.max_tokens is not None
@@ -67,6 +66,15 @@ def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
 @pytest.mark.parametrize(
     ("path", "fields", "expected"),
     [
+        (COMPLETIONS, {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7, "max_tokens": 9}, {}),
+        (COMPLETIONS, {"stop": "x", "logit_bias": {"50": -100}}, {"stop": ("x",), "logit_bias": {50: -100.0}}),
+        (CHAT, {"frequency_penalty": 0.5, "presence_penalty": -0.5}, {}),
+        *((CHAT, fields, {"logprobs": count}) for fields, count in (
+            ({"logprobs": True, "top_logprobs": 4}, 4), ({"logprobs": True}, 0),
+            ({"logprobs": False, "top_logprobs": 0}, None))),
+        *((COMPLETIONS, {"logprobs": count}, {}) for count in (0, 5, None)),
+        *((RESPONSES, fields, {"logprobs": count}) for fields, count in (
+            ({"top_logprobs": 3}, 3), ({"include": ["message.output_text.logprobs"]}, 0))),
         (CHAT, {"max_tokens": 100.0}, {"max_tokens": 100}),
         (CHAT, {"top_k": 40.0, "n": 1.0, "seed": 7.0}, {"top_k": 40, "seed": 7}),
         (RESPONSES, {"max_output_tokens": 100.0}, {"max_tokens": 100}),
@@ -89,8 +97,10 @@ def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
     ],
 )  # fmt: skip
 def test_a_number_means_what_clients_mean_by_it(path: str, fields: dict[str, Any], expected: dict[str, Any]):
+    """An empty dict: the same."""
     params, _, warnings = ask(path, **fields)
 
+    expected = expected or fields
     assert {name: getattr(params, name) for name in expected} == expected
     assert warnings == []
 
@@ -98,11 +108,6 @@ def test_a_number_means_what_clients_mean_by_it(path: str, fields: dict[str, Any
 # Thinking -----------------------------------------------------------------------------------------
 
 OFF = "<think>\n\n</think>\n\n"
-
-
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return model(tmp_path_factory.mktemp("thinker"), QWEN)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +135,9 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
     ],
 )
 def test_thinking_is_switched_by_every_dialect_s_field(
-    thinker: ChatTemplate, path: str, fields: dict[str, Any], off: bool
+    models: dict[str, ChatTemplate], path: str, fields: dict[str, Any], off: bool
 ):
-    _, prompt, warnings = ask(path, thinker, **fields)
+    _, prompt, warnings = ask(path, models["qwen"], **fields)
 
     assert (prompt.endswith(OFF), warnings) == (off, [])
 
@@ -244,8 +249,73 @@ def test_fields_that_ask_for_nothing_are_not_told(path: str):
     assert ask(path, **idle)[2] == []
 
 
+def test_fields_with_neutral_values_are_accepted():
+    none = {"top_logprobs": None, "response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "stop": None}
+
+    _, _, (warning,) = ask(CHAT, **none, frequency_penalty=0, logprobs=False, n=None, some_vendor={"of": "theirs"})
+
+    assert "some_vendor" in warning
+
+
 def test_no_body_can_write_the_warnings():
     assert ask(CHAT, notes=[["kind", "text"]])[2] == []
+
+
+# Sampling values for requests that name none ------------------------------------------------------
+
+OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.0}
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> ChatTemplate:
+    """Of a model that states how to sample."""
+    stated = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text(json.dumps(stated))
+    return ChatTemplate(tmp_path, CODEC)
+
+
+def sampled(path: str, template: ChatTemplate, sampling: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    body = {"options": sampling} if path.startswith("/api/") else sampling
+    params = asked(path, {**BODIES[path], **body}, template, **settings).params
+    return {name: getattr(params, name) for name in OWN}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_request_s_value_wins_over_the_server_s_and_that_over_the_model_s(path: str, template: ChatTemplate):
+    chosen = {"temperature": 0.3, "top_k": 5}
+
+    assert sampled(path, template, {}) == OWN
+    assert sampled(path, template, {}, defaults=chosen) == {**OWN, **chosen}
+    assert sampled(path, template, {"temperature": 0, "top_p": 1}, defaults=chosen) == {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 5,
+        "min_p": 0.0,
+    }
+
+
+def test_clients_and_the_page_are_told_what_an_omitted_field_means(template: ChatTemplate):
+    told = {**OWN, "temperature": 0.3}
+    settings: Any = {"template": template, "defaults": {"temperature": 0.3}}
+
+    (listed,) = get("/v1/models", **settings).json()["data"]
+    named = get("/v1/models/demo", **settings).json()
+    answer = post("/v1/responses", BODIES["/v1/responses"], **settings).json()
+
+    assert listed["sampling_defaults"] == named["sampling_defaults"] == told
+    assert (answer["temperature"], answer["top_p"]) == (0.3, 0.9)
+
+
+def test_each_of_several_models_has_its_own():
+    async def listed(client: Any, _: Any) -> Any:
+        return (await client.get("/v1/models")).json()["data"]
+
+    cards = FakeModels().talk(listed, defaults={"top_k": 5})
+
+    # The demo model continues texts, and states nothing.
+    assert {json.dumps(card["sampling_defaults"]) for card in cards} == {
+        json.dumps({"temperature": 0.0, "top_p": 1.0, "top_k": 5, "min_p": 0.0})
+    }
 
 
 # Ollama's log-probabilities -----------------------------------------------------------------------
@@ -256,9 +326,9 @@ def test_no_body_can_write_the_warnings():
 def test_ollama_tells_log_probabilities(path: str, raw: dict[str, Any], stream: bool):
     texts, result = generated((), 1)
     pipeline = FakePipeline(lambda _: [piece.text for piece in texts], result=result)
-    asked = {**BODIES[path], **raw, "stream": stream, "logprobs": True, "top_logprobs": 3}
+    question = {**BODIES[path], **raw, "stream": stream, "logprobs": True, "top_logprobs": 3}
 
-    answer = post(path, asked, pipeline)
+    answer = post(path, question, pipeline)
 
     assert pipeline.asked[0][1].logprobs == 3
     if not stream:

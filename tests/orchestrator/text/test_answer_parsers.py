@@ -12,19 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.text import families
 from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.answer_format import AnswerFormat, infer_answer_format, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.families import SYNTAXES, THOUGHTS
+from orchestrator.text.families import THOUGHTS
 from orchestrator.text.families.harmony import HarmonyParser
 from orchestrator.text.families.qwen import JSON_SYNTAX
 from orchestrator.text.tokenizer import MARK
+from tests.support.call_syntaxes import SYNTAXES
 from tests.support.paths import DEMO_TARGET
 
 THINK = THOUGHTS[0]
-NAMED = {syntax.name: syntax for syntax in SYNTAXES}
+NAMED = {syntax.name: syntax for syntax in families.SYNTAXES}
 TOOLS = [
     {
         "type": "function",
@@ -39,39 +41,17 @@ TOOLS = [
 ]
 WEATHER = Call("get_weather", '{"city":"Oslo","days":2}')
 """What each of CALLS says."""
+SAID = (WEATHER.name, json.loads(WEATHER.arguments))
 CALLS = {
-    "json": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>',
-    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n"
-    "</parameter>\n</function>\n</tool_call>",
-    "glm47": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
-    "<arg_value>2</arg_value>\n</tool_call>",
-    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>',
-    "function_gemma": "<start_function_call>call:get_weather{city:<escape>Oslo<escape>,days:2}<end_function_call>",
-    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
-    '{"city": "Oslo", "days": 2}<|tool_call_end|><|tool_calls_section_end|>',
+    **{name: SYNTAXES[name].written([SAID]) for name in NAMED if name in SYNTAXES},
     "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" '
     'type="string"<|sep|>Oslo<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>2<|close|>'
     "argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
-    "longcat": "<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Oslo"
-    "</longcat_arg_value>\n<longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>2</longcat_arg_value>\n"
-    "</longcat_tool_call>",
-    "minicpm5": '<function name="get_weather"><param name="city">Oslo</param><param name="days">2</param></function>',
-    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Oslo</parameter>\n'
-    '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
-    "llama3": '{"name": "get_weather", "parameters": {"city": "Oslo", "days": 2}}',
-    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 2}',
     "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Oslo'
     '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
-    "deepseek": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo", "days": 2}'
-    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "pythonic": '<|tool_call_start|>[get_weather(city="Oslo", days=2)]<|tool_call_end|>',
 }
-MISTRAL = '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 2}'
-LISTED = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}]'
-DEEPSEEK_R1 = (
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
-    '{"city": "Oslo", "days": 2}\n```<｜tool▁call▁end｜>'
-)
+MISTRAL, LISTED = CALLS["mistral"], SYNTAXES["older mistral"].written([SAID])
+DEEPSEEK_R1 = SYNTAXES["deepseek v3"].call(*SAID)
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
@@ -252,7 +232,9 @@ def test_a_call_of_each_syntax_is_read(name: str):
     assert calling(name, [said + "\n" + said], most=1) == [WEATHER]
 
 
-@pytest.mark.parametrize("syntax", [each for each in SYNTAXES if each.reader is None], ids=lambda syntax: syntax.name)
+@pytest.mark.parametrize(
+    "syntax", [each for each in families.SYNTAXES if each.reader is None], ids=lambda syntax: syntax.name
+)
 def test_the_markers_are_those_that_mlx_lm_s_parser_knows(syntax: CallSyntax):
     spec = find_spec("mlx_lm")
     assert spec is not None
@@ -360,6 +342,7 @@ NUMBERS = [
     ("name", "said"),
     [
         *((name, CALLS[name].replace("2", number)) for name, number in NUMBERS),
+        *(("json", f"<tool_call>{said}") for said in ("[1]</tool_call>", "", '{"name": 1}')),
         ("llama3", '{"name": "f"}'),
         ("llama3", '{"name": "f", "parameters": {}} is a call.'),
         ("llama3", '{"name": '),
@@ -387,15 +370,11 @@ def test_a_function_may_have_no_parameters_in_its_tool(name: str):
     assert (call.name, json.loads(call.arguments)["city"]) == ("get_weather", "Oslo")
 
 
-def test_calls_of_deepseek_r1_are_read():
-    calls = f"<｜tool▁calls▁begin｜>{DEEPSEEK_R1}\n{DEEPSEEK_R1}<｜tool▁calls▁end｜>"
-    parser = AnswerFormat(THINK, NAMED["deepseek"]).parser(False, TOOLS, None)
-
-    assert calling("deepseek", [f"I look.{calls}"]) == [Spoken("I look."), WEATHER, WEATHER]
-    assert calling("deepseek", [*f"<think>a</think>{calls}"]) == [Reasoning("a"), WEATHER, WEATHER]
-    assert [*parser.push(DEEPSEEK_R1)] == [WEATHER]
+def test_calls_of_deepseek_r1_are_read_without_their_section_and_with_fences_inside():
     fenced = DEEPSEEK_R1.replace("Oslo", "```json```")
-    assert calling("deepseek", [fenced]) == [Call("get_weather", '{"city":"```json```","days":2}')]
+
+    assert calling("deepseek", [f"I look.{DEEPSEEK_R1}\n{DEEPSEEK_R1}"]) == [Spoken("I look."), WEATHER, WEATHER]
+    assert calling("deepseek", [*fenced]) == [Call("get_weather", '{"city":"```json```","days":2}')]
 
 
 def test_a_call_comes_as_soon_as_it_is_complete():
@@ -427,39 +406,30 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>Sunny."
 ARGUMENTS = '{"city": "Oslo", "days": 2}'
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        (f"{ANALYSIS}<|end|>{FINAL}", [Reasoning("Rain?"), Spoken("Sunny.")]),
-        ("<|channel|>final<|message|>Sunny.", [Spoken("Sunny.")]),
-        (ANALYSIS, [Reasoning("Rain?")]),
-        (f"{ANALYSIS}<|end|><|start|>assist", [Reasoning("Rain?")]),
-        (
-            f"{ANALYSIS}<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json"
-            f"<|message|>{ARGUMENTS}",
-            [Reasoning("Rain?"), WEATHER],
-        ),
-        (
-            f"{ANALYSIS}<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>"
-            f"{ARGUMENTS}<|call|>",
-            [Reasoning("Rain?"), WEATHER],
-        ),
-        (f" to=functions.get_weather<|channel|>commentary<|message|>{ARGUMENTS}", [WEATHER]),
-        (
-            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
-            f"to=functions.get_weather<|message|>{ARGUMENTS}",
-            [Spoken("I look."), WEATHER],
-        ),
-        ("<|channel|>commentary to=functions.get_weather<|message|>{", [Spoken("{")]),
-        ("<|channel|>analysis to=python<|message|>1+1", [Reasoning("1+1")]),
-        ("Sunny.", [Spoken("Sunny.")]),
-        ("Sunny.<|end|>" + FINAL, [Spoken("Sunny.Sunny.")]),
-        ("to", [Spoken("to")]),
-    ],
-)
+TO, COMMENTARY = "to=functions.get_weather", "<|channel|>commentary"
+CHANNELS: list[tuple[str, list[Part]]] = [
+    (f"{ANALYSIS}<|end|>{FINAL}", [Reasoning("Rain?"), Spoken("Sunny.")]),
+    ("<|channel|>final<|message|>Sunny.", [Spoken("Sunny.")]),
+    (ANALYSIS, [Reasoning("Rain?")]),
+    (f"{ANALYSIS}<|end|><|start|>assist", [Reasoning("Rain?")]),
+    (f"{ANALYSIS}<|end|><|start|>assistant<|channel|>commentary {TO} <|constrain|>json<|message|>{ARGUMENTS}",
+     [Reasoning("Rain?"), WEATHER]),
+    (f"{ANALYSIS}<|end|><|start|>assistant {TO}<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>",
+     [Reasoning("Rain?"), WEATHER]),
+    (f" {TO}<|channel|>commentary<|message|>{ARGUMENTS}", [WEATHER]),
+    (f"{COMMENTARY}<|message|>I look.<|end|><|start|>assistant{COMMENTARY} {TO}<|message|>{ARGUMENTS}",
+     [Spoken("I look."), WEATHER]),
+    (f"<|channel|>commentary {TO}<|message|>{{", [Spoken("{")]),
+    ("<|channel|>analysis to=python<|message|>1+1", [Reasoning("1+1")]),
+    ("Sunny.", [Spoken("Sunny.")]),
+    ("Sunny.<|end|>" + FINAL, [Spoken("Sunny.Sunny.")]),
+    ("to", [Spoken("to")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "expected"), CHANNELS)
 def test_the_channels_of_harmony_are_told_apart(said: str, expected: list[Part]):
-    assert harmony([said]) == expected
-    assert harmony([*said]) == expected
+    assert harmony([said]) == harmony([*said]) == expected
 
 
 def test_without_tools_a_call_in_harmony_is_reasoning():

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.mending import Conversation, mended
 from orchestrator.text.template_sources import Question, ask
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
@@ -174,6 +175,7 @@ def test_a_conversation_begins_with_exactly_one_bos(tmp_path: Path, written: boo
     file = tmp_path / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
+    tokenizer.enable_truncation(1)
     bos = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     tokenizer.save(str(file))
@@ -191,18 +193,11 @@ DOUBLING = "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n
 HOSTILE = {
     "center": ("{{ 'a'|center(1000000000) }}", TOO_LARGE),
     "times": ("{{ 'a' * 9999999999 }}", TOO_LARGE),
-    "list times": ("{{ [messages] * 999999999 }}", TOO_LARGE),
-    "percent": ("{{ '%9999999999d' % messages|length }}", TOO_LARGE),
-    "format": ("{{ '{:>9999999999}'.format('a') }}", TOO_LARGE),
     "doubling": (DOUBLING, TOO_LARGE),
     "a text that grows": ("{% for i in range(99999) %}" + "a" * 9999 + "{% endfor %}", TOO_LARGE),
     "indent": ("{{ ('a\n' * 9999)|indent(999999) }}", TOO_LARGE),
-    "join": ("{{ range(99999)|join('a' * 99999) }}", TOO_LARGE),
     "replace": ("{{ ('a' * 99999)|replace('a', 'a' * 99999) }}", TOO_LARGE),
     "tojson": ("{{ messages|tojson(indent=999999999) }}", TOO_LARGE),
-    "ljust": ("{{ 'a'.ljust(9999999999) }}", TOO_LARGE),
-    "zfill": ("{{ 'a'.zfill(9999999999) }}", TOO_LARGE),
-    "expandtabs": ("{{ ('\t' * 99999).expandtabs(99999) }}", TOO_LARGE),
     "a long text": ("{{ 'a' * 9999999 }}", "makes a far longer text than the messages"),
     "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
     "nesting": ("{{ " + "(" * 9999 + ")" * 9999 + " }}", "is broken"),
@@ -221,3 +216,85 @@ def test_a_hostile_template_refuses_within_its_bounds(tmp_path: Path, name: str)
     with pytest.raises(InputError, match=f"^The model's chat template .*{words}"):
         template.render(ASKED)
     assert ask(Question("{{ messages[0].content }}", ASKED)).text == "Be brief."
+
+
+# Instructions: whatever a template does with roles, the model reads each, or somebody is told --------
+
+HI = {"role": "user", "content": "Hi"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+DEVELOPER = {"role": "developer", "content": "Be kind."}
+LATER = {"role": "system", "content": "Be quick."}
+ANSWER = {"role": "assistant", "content": "Yes?"}
+BOTH = "Be brief.\n\nBe kind."
+ONLY_SYSTEM = (
+    "{% for m in messages %}{% if m.role in ('system', 'user') or (m.role == 'assistant' and not m.tool_calls) %}"
+    "<{{ m.role }}>{{ m.content | trim }}{% endif %}{% endfor %}"
+)
+"""As Qwen's templates, which drop other roles."""
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}"
+    "{% if m.role != 'developer' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('no system') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+DEVELOPER_FIRST = (
+    "{% if messages[0].role in ('system', 'developer') %}<rules>{{ messages[0].content }}{% endif %}"
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+"""As gpt-oss' template, which knows developer messages, the first one."""
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "text"),
+    [
+        (ONLY_SYSTEM, [DEVELOPER, HI], "<system>Be kind.<user>Hi"),
+        (ONLY_SYSTEM, [SYSTEM, DEVELOPER, HI, LATER], "<system>Be brief.<system>Be kind.<user>Hi<system>Be quick."),
+        (FIRST_ONLY, [SYSTEM, DEVELOPER, HI], f"<system>{BOTH}<user>Hi"),
+        (FIRST_ONLY, [HI, ANSWER, LATER, DEVELOPER, HI], "<user>Hi<assistant>Yes?<user>Be quick.\n\nBe kind.\n\nHi"),
+        (NO_SYSTEM, [SYSTEM, DEVELOPER, HI], f"<user>{BOTH}\n\nHi"),
+        (DEVELOPER_FIRST, [DEVELOPER, HI], "<rules>Be kind.<user>Hi"),
+        (DEVELOPER_FIRST, [SYSTEM, DEVELOPER, HI], f"<rules>{BOTH}<user>Hi"),
+        (DEVELOPER_FIRST, [HI, LATER], "<user>Hi\n\nBe quick."),
+    ],
+)
+def test_the_model_reads_every_instruction(tmp_path: Path, source: str, messages: list[dict[str, Any]], text: str):
+    rendering = ChatTemplate(model(tmp_path, source)).render(messages)
+
+    assert (rendering.text, rendering.left_out) == (text, ())
+
+
+def test_what_a_template_leaves_out_is_told_by_role(tmp_path: Path):
+    call = {"role": "assistant", "content": "I look.", "tool_calls": [{"function": {"name": "f"}}]}
+    silent = {**call, "content": ""}
+    result = {"role": "tool", "content": "4"}
+
+    rendering = ChatTemplate(model(tmp_path, ONLY_SYSTEM)).render([DEVELOPER, HI, silent, result, call, result])
+
+    assert rendering.text == "<system>Be kind.<user>Hi"
+    assert rendering.left_out == ("tool", "assistant", "tool")
+
+
+def test_a_template_without_a_place_for_instructions_renders_the_rest(tmp_path: Path):
+    template = ChatTemplate(
+        model(tmp_path, "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}")
+    )
+
+    rendering = template.render([SYSTEM, HI, ANSWER])
+    assert (rendering.text, rendering.left_out, rendering.mended) == ("Yes?", ("system", "user"), ())
+
+
+def test_a_conversation_that_is_rendered_whole_is_tried_once():
+    seen: list[Conversation] = []
+
+    def render(conversation: Conversation) -> str:
+        seen.append(conversation)
+        return "".join(message["content"] for message in conversation.messages)
+
+    mended(Conversation([SYSTEM, HI]), render)
+
+    (tried,) = seen
+    assert [message["role"] for message in tried.messages] == ["system", "user"]
+    assert not {"Be brief.", "Hi"} & {message["content"] for message in tried.messages}

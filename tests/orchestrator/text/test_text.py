@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from orchestrator.text.stop_scanner import AnswerStops, StopScanner
 from orchestrator.text.tokenizer import MARK, TextCodec
@@ -46,6 +46,12 @@ def byte_level_letter(byte: int) -> str:
 
 
 LETTERS = [byte_level_letter(byte) for byte in range(256)]
+BYTES = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+
+
+def of_bytes(data: bytes) -> list[int]:
+    """A token a byte."""
+    return [BYTES[LETTERS[byte]] for byte in data]
 
 
 def codec_for(folder: Path, tokenizer: Tokenizer, **files: dict) -> TextCodec:
@@ -90,7 +96,7 @@ def test_byte_fallback_streams_to_the_text(scratch: Path, text: str, batches: li
     assert stream(codec, split(codec.encode(text), batches)) == codec.decode(codec.encode(text))
 
 
-@given(tokens=st.lists(st.integers(1, 4095), max_size=60), batches=CUTS)
+@given(tokens=st.lists(st.integers(0, 4095), max_size=60), batches=CUTS)
 def test_tokens_that_make_no_text_stream_as_they_decode(demo: TextCodec, tokens: list[int], batches: list[int]):
     assert stream(demo, split(tokens, batches)) == demo.decode(tokens)
 
@@ -101,8 +107,7 @@ BROKEN = [b"\x80", b"\xe4", b"\xf0\x9f", b"\xad\xe4\xb8"]
 
 @given(data=st.binary(max_size=80), broken=st.sampled_from(BROKEN), runs=st.integers(0, 80))
 def test_bytes_that_are_no_character_stream_as_they_decode(demo: TextCodec, data: bytes, broken: bytes, runs: int):
-    by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
-    tokens = [by_letter[LETTERS[byte]] for byte in broken * runs + data + "中".encode()]
+    tokens = of_bytes(broken * runs + data + "中".encode())
 
     assert stream(demo, [tokens]) == demo.decode(tokens)
 
@@ -132,63 +137,33 @@ def test_a_stream_decodes_few_tokens_again_however_long_its_text_is(
 
 @given(tokens=st.lists(st.integers(1, 4095), max_size=60))
 def test_lengths_are_those_of_the_text_that_is_complete(demo: TextCodec, tokens: list[int]):
-    by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
     ended = [*tokens, *demo.encode("a")]
 
     assert len(demo.lengths(ended)) == len(ended)
     assert sum(demo.lengths(ended)) == len(demo.decode(ended))
-    assert demo.lengths([by_letter[LETTERS[byte]] for byte in "é!".encode()]) == [0, 1, 1]
-    assert demo.lengths([by_letter[LETTERS[0x80]]] * 3) == [1, 1, 1]
+    assert demo.lengths(of_bytes("é!".encode())) == [0, 1, 1]
+    assert demo.lengths(of_bytes(b"\x80" * 3)) == [1, 1, 1]
 
 
 def test_no_piece_holds_half_a_character_and_text_before_it_does_not_wait(demo: TextCodec):
-    by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
-    smile = [by_letter[LETTERS[byte]] for byte in "😀".encode()]
+    smile = of_bytes("😀".encode())
     text = demo.stream()
 
     pieces = [text.push([token]) for token in [*demo.encode("a"), *smile, *demo.encode("b")]]
 
     assert pieces == ["a", "", "", "", "😀", "b"]
-    assert text.push([*demo.encode("ab"), by_letter[LETTERS[0xC3]]]) == "ab"
+    assert text.push([*demo.encode("ab"), *of_bytes(b"\xc3")]) == "ab"
     assert text.finish() == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_end_and_special_tokens_make_no_text(demo: TextCodec):
-    tokens = demo.encode("def f():")
-
-    assert stream(demo, [tokens, [0], tokens]) == "def f():def f():"
-
-
-def test_beginning_of_sequence_comes_from_the_post_processor(tmp_path: Path):
-    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "?": 2}, unk_token="?"))
-    tokenizer.add_special_tokens(["<s>"])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer.enable_truncation(1)
-
-    codec = codec_for(tmp_path, tokenizer)
-
-    assert codec.encode("a") == [0, 1]
-    assert codec.decode([0, 1]) == "a"
-
-
-@pytest.mark.parametrize(
-    ("files", "ends"),
-    [
-        (
-            {
-                "generation_config": {"eos_token_id": [7, 8]},
-                "config": {"eos_token_id": 9},
-                "tokenizer_config": {"eos_token": {"content": "<end>"}},
-            },
-            {1, 7, 8, 9},
-        ),
-        ({"config": {"eos_token_id": None}}, set()),
-    ],
-)
-def test_end_tokens_are_the_union_of_all_three_files(tmp_path: Path, files: dict[str, dict], ends: set[int]):
+def test_end_tokens_are_the_union_of_all_three_files(tmp_path: Path):
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
+    assert codec_for(tmp_path, tokenizer, config={"eos_token_id": None}).eos == set()
 
-    assert codec_for(tmp_path, tokenizer, **files).eos == ends
+    own = {"eos_token": {"content": "<end>"}}
+    ends = {"generation_config": {"eos_token_id": [7, 8]}, "config": {"eos_token_id": 9}, "tokenizer_config": own}
+
+    assert codec_for(tmp_path, tokenizer, **ends).eos == {1, 7, 8, 9}
 
 
 def test_an_end_token_that_is_no_token_is_refused_with_a_sentence(tmp_path: Path):
@@ -261,7 +236,7 @@ def test_long_stop_strings_that_nearly_match_cost_little_a_piece():
     assert emitted + scanner.flush() == "a" * 2000
 
 
-@pytest.mark.parametrize("stop", ["aabaaab", "abcabcabd", "aaaaab", "abacabadabacabae"])
+@pytest.mark.parametrize("stop", ["aabaaab", "aabaaac", "abcabcabd", "aaaaab", "abacabadabacabae"])
 def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginnings(stop: str):
     rng = random.Random(3)
     for _ in range(200):
@@ -346,6 +321,7 @@ def scanned(stops: AnswerStops | StopScanner, pieces: list[str]) -> tuple[str, s
         (OPENED, "Q? Hm.</think>Yes. Q?", "Q? Hm.</think>Yes. "),
         (OPENED, "Q? Hm.", "Q? Hm."),
         (HARMONY, f"{ANALYSIS}<|channel|>final<|message|>Yes. Q?", f"{ANALYSIS}<|channel|>final<|message|>Yes. "),
+        (HARMONY, f"{HARMONY.end}Yes. {MARK}<Q?", f"{HARMONY.end}Yes. {MARK}<"),
         (None, "<think>Q?", "<think>"),
     ],
 )

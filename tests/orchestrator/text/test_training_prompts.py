@@ -87,15 +87,13 @@ def test_prompts_that_are_too_long_are_counted(target: Path):
     assert (written.kept, written.left_out) == (1, 1)
 
 
-def test_answers_end_where_any_file_or_the_template_says(target: Path):
-    """config.json names another end than the template writes behind answers, and generation_config.json a third."""
+def test_answers_end_where_the_target_s_own_do(target: Path):
     settings = {"chat_template": _TEMPLATE.replace("[end]", "<end>")}
     _file(target, "tokenizer_config.json", json.dumps(settings))
     _file(target, "config.json", json.dumps({"eos_token_id": 5}))
-    _file(target, "generation_config.json", json.dumps({"eos_token_id": [6, 7]}))
     prompts = _file(target, "chats.jsonl", '{"turns": ["ab"]}\n')
 
-    assert write_prompts([prompts], target, target / "prompts.jsonl").ends == (5, 6, 7, END)
+    assert write_prompts([prompts], target, target / "prompts.jsonl").ends == (5, END)
 
 
 @pytest.mark.parametrize(
