@@ -78,10 +78,8 @@ class BlockEngine(ColumnsEngine):
             return cls(folder, read_peagle(folder, target), tokens)
         drafter = read_block(folder)
         form = drafter.network.form
-        head_tokens = drafter.head_tokens
-        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary, head_tokens=head_tokens)
-        runner = MlxBlockRunner(drafter.network, ends, head_tokens)
-        return cls(folder, runner, tokens)
+        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary)
+        return cls(folder, MlxBlockRunner(drafter.network, ends, drafter.head_tokens), tokens)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "BlockSequence":
         return self.around(self.runner.open(), [], sampling, vocabulary)

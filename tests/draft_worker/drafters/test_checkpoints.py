@@ -65,7 +65,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, mx.array]], object]
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_a_written_drafter_is_read_again(kind: str, folders: dict[str, Path], tmp_path: Path):
     target = write_target(tmp_path / "target")
-    form = write_block_folder(tmp_path / "again", kind, target, clean_prefix=9, norm_epsilon=1e-5, rope_base=1e6)
+    form = write_block_folder(tmp_path / "again", kind, target, norm_epsilon=1e-5, rope_base=1e6)
 
     found = read_block(tmp_path / "again")
 

@@ -74,7 +74,7 @@ def test_a_drafter_that_does_not_fit_is_a_failure(tmp_path: Path):
     [
         ("dspark", "One forward guesses 7 tokens."),
         ("qwen_mtp", "the last output behind the final norm of the target, 32 bytes a token"),
-        ("trained_exit", "It is the target's first 2 layers, and reads none of its states."),
+        ("early_exit", "It is the target's first 2 layers, and reads none of its states."),
     ],
 )
 def test_each_kind_is_told_in_its_own_words(tmp_path: Path, form: str, words: str):

@@ -252,9 +252,8 @@ def deepseek_mtp() -> Format:
     return config, tensors
 
 
-def trained_exit() -> Format:
-    config = {"model_type": "exit", "layers": 2, "num_target_layers": LAYERS}
-    return config, {"exit_norm.weight": (WIDTH,), **layer("exit_layer")}
+def early_exit() -> Format:
+    return {"model_type": "exit", "layers": 2}, {}
 
 
 FORMATS: dict[str, Callable[[], Format]] = {
@@ -263,7 +262,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
         *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, specforge_dspark, deepspec_dflash),
         *(speculators_layers, speculators_peagle),
         *(dflash2, speculators_dflash, speculators_dspark, speculators_dflash2),
-        *(qwen_mtp, deepseek_mtp, trained_exit),
+        *(qwen_mtp, deepseek_mtp, early_exit),
     )
 }
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.token_ends import TokenEnds
 from protocol.contracts.drafters.description import BlockForm
-from protocol.contracts.model_folder import HEAD_TOKENS
 from tests.support.models.block_files import write_block
 from tests.support.models.tiny_models import VOCABULARY, network
 from tests.support.models.tokenizer_files import write_tokenizer
@@ -145,12 +144,6 @@ def pack_as_speculators(folder: Path, target: Path, head: NDArray[np.int32] | No
     }
     mx.save_safetensors(str(folder / "model.safetensors"), tensors)
     (folder / "config.json").write_text(json.dumps(written))
-    return folder
-
-
-def shorten(folder: Path) -> Path:
-    """Let the drafter in `folder` draft the tokens of SHORT_HEAD alone."""
-    np.save(folder / HEAD_TOKENS, SHORT_HEAD)
     return folder
 
 
