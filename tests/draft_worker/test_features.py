@@ -414,44 +414,31 @@ def test_features_are_fed_for_their_own_tokens_in_any_order_of_events(data: st.D
 # Whether the draft fits the target ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fits", "reports"), [(False, [Unfit(12, 0)]), (True, [])])
-def test_a_draft_that_is_never_right_with_fresh_features_is_reported_once(fits: bool, reports: list[WorkerReply]):
-    bench = drafting()
-    replies: list[WorkerReply] = []
-    for _ in range(100):
-        path = bench.target.tokens
-        replies += bench.target.commit(oracle(path, 1).tokens[0] if fits else unguessed(bench))
-        bench.target.prefill()
-        bench.work(20)
-
-    assert [reply for reply in replies if isinstance(reply, Unfit)] == reports
+REPEATED = [*range(10, 30)] * 8
+Next = Callable[[Bench], int]
+FITTING: dict[str, tuple[Next, bool, bool, list[WorkerReply]]] = {
+    "it fits": (lambda bench: oracle(bench.target.tokens, 1).tokens[0], True, False, []),
+    "never right": (unguessed, True, False, [Unfit(12, 0)]),
+    "without features": (unguessed, False, False, []),
+    "repeated text": (lambda bench: REPEATED[len(bench.target.tokens)], True, False, [Unfit(12, 0)]),
+    "guessed by lookup": (lambda bench: REPEATED[len(bench.target.tokens)], True, True, []),
+}
 
 
-def test_guesses_without_the_features_of_all_tokens_say_nothing():
-    bench = drafting()
-    replies: list[WorkerReply] = []
-    for _ in range(100):
-        replies += bench.target.commit(unguessed(bench))
-        bench.clock.now += 2 * HOLD_SECONDS
-        bench.work(20)
-
-    assert not any(isinstance(reply, Unfit) for reply in replies)
-
-
-@pytest.mark.parametrize(("lookup", "reports"), [(False, [Unfit(12, 0)]), (True, [])])
-def test_where_text_repeats_itself_prompt_lookup_guesses_and_the_draft_is_not_judged(
-    lookup: bool, reports: list[WorkerReply]
-):
-    text = [*range(10, 30)] * 8
-    bench = Bench(text[:40])
+@pytest.mark.parametrize("case", FITTING)
+def test_a_draft_that_is_never_right_with_fresh_features_is_reported_once(case: str):
+    chosen, fed, lookup, reports = FITTING[case]
+    bench = Bench(REPEATED[:40])
     bench.target.plan = BestFirst(2, 3, lookup=lookup)
     bench.target.start()
     bench.target.prefill()
     bench.work(40)
     replies: list[WorkerReply] = []
-    for token in text[40:]:
-        replies += bench.target.commit(token)
-        bench.target.prefill()
+    for _ in range(100):
+        replies += bench.target.commit(chosen(bench))
+        if fed:
+            bench.target.prefill()
+        bench.clock.now += 2 * HOLD_SECONDS
         bench.work(20)
 
     assert [reply for reply in replies if isinstance(reply, Unfit)] == reports

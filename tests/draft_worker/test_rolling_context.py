@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,18 +144,22 @@ def test_a_draft_that_sees_a_part_offers_no_kv_and_takes_none():
 # Real engines --------------------------------------------------------------------------------------
 
 
+def assert_goes_on(engine: Engine, network: Any) -> None:
+    """With a context of 32 tokens."""
+    conversation = Talk(engine, some(10))
+    for token in some(50, seed=3):
+        seen = [*RollingContext(32).seen(conversation.tokens[:-1]), conversation.tokens[-1]]
+
+        assert conversation.guesses()[0] == stock_logits(network, seen).argmax().item()
+        conversation.commit(token, missed=True)
+
+
 def test_a_converted_draft_goes_on_with_the_tokens_that_its_package_can_hold(tmp_path: Path):
     runs = pytest.importorskip("tests.support.models.coreml_runs", reason="coremltools is not installed")
     from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 
     converted = runs.convert(runs.tiny("qwen2"), tmp_path / "model", context=32, widths=(1, 16))
-    conversation = Talk(CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")), some(10))
-    model, rolling = runs.tiny("qwen2"), RollingContext(32)
-    for token in some(50, seed=3):
-        seen = [*rolling.seen(conversation.tokens[:-1]), conversation.tokens[-1]]
-
-        assert conversation.guesses()[0] == stock_logits(model, seen).argmax().item()
-        conversation.commit(token, missed=True)
+    assert_goes_on(CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")), runs.tiny("qwen2"))
 
 
 def engines(folder: Path) -> list[Engine]:
@@ -186,10 +191,5 @@ def test_the_noise_is_that_of_the_conversation_s_positions(tmp_path: Path):
 def test_an_mlx_draft_goes_on_beyond_its_context_whatever_its_caches(name: str):
     """A recurrent state can't be cut back to the first tokens: the draft then reads them again."""
     network = tiny(name, max_position_embeddings=32)
-    rolling = RollingContext(32)
-    conversation = Talk(MlxEngine(LanguageModel(network), ""), some(10))
-    for token in some(50, seed=4):
-        seen = [*rolling.seen(conversation.tokens[:-1]), conversation.tokens[-1]]
 
-        assert conversation.guesses()[0] == stock_logits(network, seen).argmax().item()
-        conversation.commit(token, missed=True)
+    assert_goes_on(MlxEngine(LanguageModel(network), ""), network)

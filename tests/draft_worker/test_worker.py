@@ -49,21 +49,14 @@ def only_fault(replies: list[WorkerReply]) -> Fault:
     return fault
 
 
-def test_the_first_growth_is_what_follows_the_prompt():
+def test_the_first_growth_is_what_follows_the_prompt_and_growth_states_its_cost_by_the_given_clock():
     bench = Bench()
-    (grow,) = grows(bench.work())
+    grow, later = grows(bench.work(2))
     expected = oracle(PROMPT, 3)
 
     assert (grow.request, grow.round, grow.parents) == (ONE, 0, (ROOT,) * 3)
     assert (list(grow.tokens), list(grow.probabilities)) == (expected.tokens, expected.probabilities)
-
-
-def test_growth_states_its_cost_by_the_given_clock():
-    bench = Bench()
-    bench.work()
-    (grow,) = grows(bench.work())
-
-    assert (grow.evaluated, grow.seconds) == (2, 0.5)
+    assert (later.evaluated, later.seconds) == (2, 0.5)
 
 
 def test_a_plan_with_lookup_gives_each_node_what_followed_its_last_tokens():
@@ -81,14 +74,6 @@ def test_a_plan_with_lookup_gives_each_node_what_followed_its_last_tokens():
     expected = [lookup.continuations(path, 8) for path in bench.rows.evaluated[before:]]
     assert bench.rows.followers[before:] == expected
     assert {token for token, _ in expected[0]} == {8, 9}
-
-
-def test_a_plan_without_lookup_gives_none():
-    bench = Bench()
-    bench.work(2)
-
-    assert bench.rows.evaluated
-    assert not bench.rows.followers
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_before_the_first_growth():
@@ -124,6 +109,7 @@ def test_a_miss_costs_one_forward():
 
     assert bench.rows.forwards[forwards:] == [3]
     assert list(grow.tokens) == oracle([*PROMPT, unseen, 7, 8], 3).tokens
+    assert not bench.rows.followers, "the plan has no lookup"
 
 
 def test_a_missed_root_with_children_is_published_again():
@@ -230,26 +216,16 @@ def test_a_new_plan_comes_with_a_re_root():
     assert [len(grow.tokens) for grow in replies] == [1, 1]
 
 
-def test_a_resting_draft_grows_when_it_is_asked():
+def test_a_resting_draft_grows_when_it_is_asked_also_before_the_re_root_and_not_below_an_old_root():
     bench = Bench(BestFirst(width=2, fan=3, steps=0))
     assert not grows(bench.work(3))
-
     bench.tell(Extend(ONE, bench.round, 2))
     assert len(grows(bench.work(5))) == 2
 
-
-def test_a_request_may_come_before_the_re_root_to_its_root():
-    bench = Bench(BestFirst(width=2, fan=3, steps=0))
     bench.tell(Extend(ONE, bench.round + 1, 1))
     assert not grows(bench.work(3))
-
     bench.commit(7)
     assert len(grows(bench.work(3))) == 1
-
-
-def test_a_request_below_an_old_root_or_of_an_unknown_sequence_is_ignored():
-    bench = Bench(BestFirst(width=2, fan=3, steps=0))
-    bench.commit(7)
 
     assert not bench.tell(Extend(ONE, bench.round - 1, 9))
     assert not bench.tell(Extend(TWO, bench.round, 9))

@@ -30,56 +30,37 @@ def found(folder: Path, form: str) -> Drafter:
     return drafter
 
 
-@pytest.mark.parametrize(
-    ("form", "kind", "origin", "outputs"),
-    [
-        ("safeailab", "eagle3", "SafeAILab", (1, 3, 4)),
-        ("specforge", "eagle3", "SafeAILab", (0, 2, 5)),
-        ("speculators", "eagle3", "speculators", (1, 3, 4)),
-        ("deepspec_eagle3", "eagle3", "DeepSpec", (1, 2, 3, 4, 5)),
-        ("dflash", "dflash", "z-lab", (1, 3, 5)),
-        ("dspark", "dspark", "DeepSpec", (1, 3, 5)),
-        ("specforge_dspark", "dspark", "SpecForge", (1, 3, 5)),
-        ("deepspec_dflash", "dflash", "DeepSpec", (1, 3, 5)),
-        ("speculators_layers", "eagle3", "speculators", (1, 3, 4)),
-        ("speculators_peagle", "peagle", "speculators", (1, 3, 4)),
-        ("dflash2", "dflash2", "z-lab", (1, 3, 5)),
-        ("speculators_dflash", "dflash", "speculators", (1, 3, 5)),
-        ("speculators_dspark", "dspark", "speculators", (1, 3, 5)),
-        ("speculators_dflash2", "dflash2", "speculators", (1, 3, 5)),
-        ("qwen_mtp", "mtp", "Qwen", (FINAL,)),
-        ("deepseek_mtp", "mtp", "DeepSeek", (FINAL,)),
-        ("early_exit", "exit", "this program's", ()),
-    ],
-)
-def test_each_published_format_is_recognised(
-    tmp_path: Path, form: str, kind: str, origin: str, outputs: tuple[int, ...]
-):
-    drafter = found(tmp_path, form)
+PUBLISHED: dict[str, tuple[str, str, tuple[int, ...], int | None, int]] = {
+    "safeailab": ("eagle3", "SafeAILab", (1, 3, 4), DRAFTED, 1),
+    "specforge": ("eagle3", "SafeAILab", (0, 2, 5), DRAFTED, 1),
+    "speculators": ("eagle3", "speculators", (1, 3, 4), DRAFTED, 1),
+    "deepspec_eagle3": ("eagle3", "DeepSpec", (1, 2, 3, 4, 5), None, 1),
+    "dflash": ("dflash", "z-lab", (1, 3, 5), None, 7),
+    "dspark": ("dspark", "DeepSpec", (1, 3, 5), None, 7),
+    "specforge_dspark": ("dspark", "SpecForge", (1, 3, 5), None, 7),
+    "deepspec_dflash": ("dflash", "DeepSpec", (1, 3, 5), None, 7),
+    "speculators_layers": ("eagle3", "speculators", (1, 3, 4), DRAFTED, 1),
+    "speculators_peagle": ("peagle", "speculators", (1, 3, 4), DRAFTED, 6),
+    "dflash2": ("dflash2", "z-lab", (1, 3, 5), None, 7),
+    "speculators_dflash": ("dflash", "speculators", (1, 3, 5), DRAFTED, 7),
+    "speculators_dspark": ("dspark", "speculators", (1, 3, 5), DRAFTED, 7),
+    "speculators_dflash2": ("dflash2", "speculators", (1, 3, 5), None, 7),
+    "qwen_mtp": ("mtp", "Qwen", (FINAL,), None, 1),
+    "deepseek_mtp": ("mtp", "DeepSeek", (FINAL,), None, 1),
+    "early_exit": ("exit", "this program's", (), None, 1),
+}
+"""Kind, format, outputs of `TARGET`, tokens of a reduced head, and tokens of a block."""
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_each_published_format_is_recognised(tmp_path: Path, form: str):
+    drafter, (kind, origin, outputs, drafted, block) = found(tmp_path, form), PUBLISHED[form]
 
     assert (drafter.kind, drafter.format, drafter.outputs(TARGET)) == (kind, origin, outputs)
+    assert (drafter.drafted, drafter.block) == (drafted, block)
+    assert drafter.target_vocabulary == (None if kind == "exit" else VOCABULARY)
     assert drafter.misfit(TARGET) == ""
     assert drafter.feature_bytes == len(outputs) * WIDTH * 2
-
-
-@pytest.mark.parametrize(
-    ("form", "drafted", "block"),
-    [
-        ("safeailab", DRAFTED, 1),
-        ("deepspec_eagle3", None, 1),
-        ("dflash", None, 7),
-        ("dspark", None, 7),
-        ("specforge_dspark", None, 7),
-        ("dflash2", None, 7),
-        ("speculators_peagle", DRAFTED, 6),
-        ("speculators_dflash", DRAFTED, 7),
-        ("speculators_dspark", DRAFTED, 7),
-    ],
-)
-def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str, drafted: int | None, block: int):
-    drafter = found(tmp_path, form)
-
-    assert (drafter.drafted, drafter.block, drafter.target_vocabulary) == (drafted, block, VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +172,12 @@ DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
     ("safeailab", changed(eagle_config=3), "eagle_config 3"),
     ("safeailab", changed(eagle_config={"eagle_aux_hidden_state_layer_ids": [5, 2, 1]}), "ascending order"),
     ("safeailab", changed(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]}), "2 outputs"),
+    ("safeailab", changed(hidden_act="relu"), "hidden_act 'relu'"),
+    ("safeailab", changed(model_type="gemma4_text"), "model_type 'gemma4_text'"),
+    ("safeailab", changed(num_key_value_heads=3), "4 heads of 4 numbers don't fit 3 KV heads"),
+    ("safeailab", changed(norm_before_fc=True, fc_norm=True), "exclude"),
+    ("safeailab", changed(rope_parameters={"rope_theta": "much"}), "rotary"),
+    ("safeailab", changed(target_hidden_size=24), "has the shape"),
     ("safeailab", lacking("fc.weight"), "lacks the tensor fc.weight"),
     ("safeailab", lacking("d2t"), "lacks the tensor d2t"),
     ("safeailab", lacking("lm_head.weight"), "no head of its own"),
@@ -227,6 +214,18 @@ DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
     ("speculators_dflash", lacking("d2t"), "lacks the tensor d2t"),
     ("speculators_dflash", changed(aux_hidden_state_layer_ids=[0, 2]), "target's embedding"),
     ("dspark", changed(markov_rank=-1), "markov_rank -1"),
+    ("dspark", changed(mask_token_id=VOCABULARY), "mask token 40 is beyond its 40"),
+    ("dspark", changed(markov_head_type="quantum"), "markov_head_type"),
+    ("dspark", changed(hidden_size=64), "has the shape"),
+    ("dflash", changed(target_hidden_size=24), "has the shape"),
+    ("dflash", changed(hidden_act="gelu"), "hidden_act"),
+    ("dflash", changed(num_key_value_heads=3), "4 heads of 4 numbers don't fit 3 KV heads"),
+    ("dflash", changed(layer_types=["sliding_attention"]), "layer_types fit neither"),
+    ("dflash", changed(quantization={"group_size": "x"}), "group_size"),
+    ("dflash", changed(attention_sink_bias=True), "attention_sink_bias, a variant"),
+    ("dflash", nested(attention_sink_bias=True), "a variant"),
+    ("dflash", nested(projector_type="domino"), "'domino', a variant"),
+    ("dflash", nested(use_swa=True), r"windows \(use_swa\) of no size"),
     ("qwen_mtp", reshaped("mtp.fc.weight", (WIDTH, WIDTH)), r"mtp\.fc\.weight has the shape"),
     ("qwen_mtp", changed(model_type="mimo"), "its architecture is 'mimo'; known ones are qwen3_next, "),
     ("qwen_mtp", changed(mtp_num_hidden_layers=4), "mtp_num_hidden_layers = 4"),
