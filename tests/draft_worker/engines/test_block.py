@@ -355,23 +355,15 @@ def test_the_engine_says_what_it_reads_and_knows(pairs: dict[str, Pair]):
     assert pairs["z-lab"].engine.architecture == "dflash"
 
 
-def setup(drafter: Path, target: Path | str) -> WorkerSetup:
-    return WorkerSetup(address="", epoch=1, incarnation=1, engine="block", model=str(drafter), target=str(target))
-
-
-def test_a_drafter_without_a_head_needs_its_target(pairs: dict[str, Pair]):
-    with pytest.raises(InputError, match=r"uses the embedding and the head of its target: name a target\.$"):
-        load(setup(pairs["z-lab"].drafter, ""))
-
-
-def test_a_target_of_another_vocabulary_is_refused(pairs: dict[str, Pair], tmp_path: Path):
+def test_a_drafter_finds_its_own_target_by_the_setup(pairs: dict[str, Pair], tmp_path: Path):
     write_target(tmp_path / "other", vocab_size=70)
 
+    def loaded(target: Path | str) -> BlockEngine:
+        drafter = str(pairs["z-lab"].drafter)
+        return load(WorkerSetup(address="", epoch=1, incarnation=1, engine="block", model=drafter, target=str(target)))
+
+    assert loaded(pairs["z-lab"].target).tokenizer == pairs["z-lab"].engine.tokenizer
+    with pytest.raises(InputError, match=r"uses the embedding and the head of its target: name a target\.$"):
+        loaded("")
     with pytest.raises(InputError, match=r"67 tokens, but .* has 32 and 70: choose the draft's own target\.$"):
-        load(setup(pairs["z-lab"].drafter, tmp_path / "other"))
-
-
-def test_a_drafter_finds_its_target_by_the_setup(pairs: dict[str, Pair]):
-    engine = load(setup(pairs["z-lab"].drafter, pairs["z-lab"].target))
-
-    assert engine.tokenizer == pairs["z-lab"].engine.tokenizer
+        loaded(tmp_path / "other")

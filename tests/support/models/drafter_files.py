@@ -6,6 +6,7 @@ apple/ml-recurrent-drafter, and the MTP tensors of Qwen3-Next and DeepSeek-V3.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,18 +207,6 @@ def _packed(kind: str, given: Format) -> Format:
     return speculators_config(kind, config, drafted), tensors
 
 
-def speculators_dflash() -> Format:
-    return _packed("dflash", dflash())
-
-
-def speculators_dspark() -> Format:
-    return _packed("dspark", dspark())
-
-
-def speculators_dflash2() -> Format:
-    return _packed("dflash2", dflash2())
-
-
 def speculators_layers() -> Format:
     """EAGLE-3 of three layers."""
     config, tensors = speculators()
@@ -272,10 +261,9 @@ FORMATS: dict[str, Callable[[], Format]] = {
     for each in (
         *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, specforge_dspark, deepspec_dflash),
         *(speculators_layers, speculators_peagle),
-        *(dflash2, speculators_dflash, speculators_dspark, speculators_dflash2),
-        *(qwen_mtp, deepseek_mtp, early_exit),
+        *(dflash2, qwen_mtp, deepseek_mtp, early_exit),
     )
-}
+} | {f"speculators_{form.__name__}": partial(_packed, form.__name__, form()) for form in (dflash, dspark, dflash2)}
 
 
 def write(folder: Path, given: Format, seed: int = 0) -> Path:

@@ -24,11 +24,20 @@ WIDTH = 32
 LAYERS = 2
 SHORT_HEAD = np.array([token for token in range(VOCABULARY) if token % 3], np.int32)
 """The tokens of a head that has only some."""
-BLOCK_KINDS = (
-    *("z-lab", "z-lab with windows", "z-lab with two-way windows", "z-lab, causal"),
-    *("SpecForge", "rank 0", "vanilla", "gated", "rnn"),
-    *("DFlash2", "DFlash2, scaled"),
-)
+_SELECTING: dict[str, Any] = {"taps": 2, "tap_group": 4, "choices": 9, "rank": 6, "windows": (6, 6), "causal": "none"}
+_SCALED = {"taps": 3, "windows": (), "input_scale": 1.5, "logit_scale": 0.5, "soft_cap": 8.0}
+_KINDS: dict[str, dict[str, Any]] = {
+    "z-lab": {},
+    "z-lab with windows": {"windows": (None, 5)},
+    "z-lab with two-way windows": {"windows": (5, 5), "causal": "none"},
+    "z-lab, causal": {"causal": "all"},
+    "SpecForge": {"anchor_predicts": True, "markov": "vanilla", "rank": 6},
+    "rank 0": {"anchor_predicts": True},
+    **{kind: {"anchor_predicts": True, "markov": kind, "rank": 6} for kind in ("vanilla", "gated", "rnn")},
+    "DFlash2": _SELECTING,
+    "DFlash2, scaled": _SELECTING | _SCALED,
+}
+BLOCK_KINDS = tuple(_KINDS)
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -51,23 +60,7 @@ _FORM = BlockForm(
 
 
 def block_form(kind: str, **changes: Any) -> BlockForm:
-    options: dict[str, Any] = {}
-    if kind == "z-lab with windows":
-        options = {"windows": (None, 5)}
-    elif kind == "z-lab with two-way windows":
-        options = {"windows": (5, 5), "causal": "none"}
-    elif kind == "z-lab, causal":
-        options = {"causal": "all"}
-    elif kind.startswith("DFlash2"):
-        options = {"taps": 2, "tap_group": 4, "choices": 9, "rank": 6, "windows": (6, 6), "causal": "none"}
-        if kind != "DFlash2":
-            options |= {"taps": 3, "windows": (), "input_scale": 1.5, "logit_scale": 0.5, "soft_cap": 8.0}
-    elif kind == "SpecForge":
-        options = {"anchor_predicts": True, "markov": "vanilla", "rank": 6}
-    elif kind != "z-lab":
-        markov = {} if kind == "rank 0" else {"markov": kind, "rank": 6}
-        options = {"anchor_predicts": True, **markov}
-    return msgspec.structs.replace(_FORM, **options | changes)
+    return msgspec.structs.replace(_FORM, **_KINDS[kind] | changes)
 
 
 def block_network(form: BlockForm, seed: int = 0) -> BlockDrafter:
