@@ -34,15 +34,6 @@ from tests.support.models.trained_drafters import (
 DAMAGED = ("z-lab", "vanilla", "DFlash2")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("drafters")
-    target = write_target(root / "target")
-    for kind in BLOCK_KINDS:
-        write_block_folder(root / kind, kind, target)
-    return {name: root / name for name in (*BLOCK_KINDS, "target")}
-
-
 @pytest.fixture
 def copy(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     """A copy of a folder, which the test may damage."""

@@ -11,7 +11,7 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draft_worker.candidates.block_candidates import RankedRows
@@ -32,7 +32,6 @@ from tests.support.models.trained_drafters import (
     SHORT_HEAD,
     pack_as_speculators,
     random_features,
-    write_block_folder,
     write_target,
 )
 
@@ -58,14 +57,9 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    root = tmp_path_factory.mktemp("drafters")
-    target = write_target(root / "target")
-    for kind in BLOCK_KINDS:
-        write_block_folder(root / kind, kind, target)
-    return {
-        name: Pair(BlockEngine.load(root / name, root / "target"), root / name, root / "target") for name in BLOCK_KINDS
-    }
+def pairs(folders: dict[str, Path]) -> dict[str, Pair]:
+    target = folders["target"]
+    return {kind: Pair(BlockEngine.load(folders[kind], target), folders[kind], target) for kind in BLOCK_KINDS}
 
 
 def opened(
@@ -275,9 +269,12 @@ _OPERATIONS = st.one_of(
     st.tuples(st.just("reopen"), st.booleans()),
 )
 
+_FED_AFTER_KEEPING = [("feed", 0, 3), ("evaluate", [(1, 0)]), ("keep", 0), ("feed", 0, 1), ("evaluate", [(2, 0)])]
+
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["z-lab", "z-lab with windows", "vanilla", "rnn", "DFlash2"])
+@example(operations=_FED_AFTER_KEEPING)
 @given(operations=st.lists(_OPERATIONS, max_size=20))
 def test_any_history_gives_the_candidates_of_a_fresh_sequence_with_the_same_knowledge(
     kind: str, operations: list[tuple[Any, ...]], pairs: dict[str, Pair]

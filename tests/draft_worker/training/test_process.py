@@ -54,7 +54,7 @@ def test_a_drafter_from_prompts_after_a_stop_in_the_middle(order: TrainingOrder)
     assert state.is_file()
 
     # The answers are there, so prompts are no longer needed.
-    *_, finished = training(TrainingOrder(**{**_fields(order), "prompts": ""}), threads=1)
+    *_, finished = training(msgspec.structs.replace(order, prompts=""), threads=1)
 
     assert isinstance(finished, TrainingFinished)
     assert finished.steps == 6
@@ -114,10 +114,6 @@ def _until_training(reports):
         yield report
         if isinstance(report, TrainingProgress) and report.stage == "training":
             return
-
-
-def _fields(order: TrainingOrder) -> dict:
-    return {name: getattr(order, name) for name in order.__struct_fields__}
 
 
 def test_a_target_without_a_stack_of_layers_is_refused(order: TrainingOrder):
