@@ -205,8 +205,6 @@ class Engine(StatedModel, ABC):
     """What its sequences read of the target; None: tokens alone."""
     matrix: "ProjectionMatrix | None" = None
     """By which a target on another machine may project its features, as `features` says then."""
-    trained_exit: bool = False
-    """Whether it has weights of its own behind the target's first layers."""
     kv: KvForm | None = None
     """Of a draft that is the target's first layers: of their KV, which its sequences adopt from the target's arenas."""
     model_fingerprint: str = ""

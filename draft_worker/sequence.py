@@ -55,14 +55,9 @@ class DraftSequence:
         calibration: Calibration,
         held: int = 0,
         processors: "LogitsProcessors | None" = None,
-        check: "AcceptanceCheck | None" = None,
     ) -> None:
         """Sequences with like sampling share `calibration`. `held`: of the tokens of `start` that `rolling` lets the
-        engine see, the number of those that have KV in `engine` already. `check`: of a draft that was trained for one
-        target."""
-        self._check = check
-        self._checked: NodeId | None = None
-        """The root whose guess counts for the check."""
+        engine see, the number of those that have KV in `engine` already."""
         self._calibration = calibration
         self.sampling = start.sampling
         self.vocabulary = start.vocabulary
@@ -113,10 +108,6 @@ class DraftSequence:
 
     def reroot(self, message: Reroot) -> Iterator[Grow]:
         """Move the root. If the round was a miss, publish the surviving nodes again: the orchestrator has none."""
-        root = self._growth.tree.root.id
-        found = self._growth.candidates.get(root)
-        if self._check is not None and root == self._checked and found is not None and found.tokens:
-            self._check.observe(found.tokens[0] == message.tokens[0])
         if message.plan is not None:
             self._plan = self._within(message.plan)
         self._commit(self._growth.advance(message.tokens, self._plan))
@@ -176,9 +167,6 @@ class DraftSequence:
             parents.append(-1 if node.parent is None else self._rows[node.parent.id])
             self._rows[node.id] = row
         followers = self._followers(step.nodes)
-        root = self._growth.tree.root
-        if step.nodes[0] is root and self._sees_all and self._processors is None and not any(followers[:1]):
-            self._checked = root.id
         tokens = [node.token for node in step.nodes]
         paths = [] if self._processors is None else [_path(node) for node in step.nodes]
         return Batch(
@@ -192,11 +180,6 @@ class DraftSequence:
             self._skipped,
             step.places,
         )
-
-    @property
-    def _sees_all(self) -> bool:
-        """Whether the engine lacks nothing that it reads of the target."""
-        return True
 
     def expand(self, candidates: Sequence[Candidates]) -> list[Node]:
         """Grow the tree by the candidates for `next_batch`; returns the new nodes."""
@@ -399,8 +382,11 @@ class FeatureFedSequence(DraftSequence):
         feed: FeatureFeed,
         check: AcceptanceCheck,
     ) -> None:
-        self._feed = feed
-        super().__init__(start, engine, rolling, calibration, held, processors, check)
+        """`check`: of a draft that was trained for one target."""
+        self._feed, self._check = feed, check
+        self._checked: NodeId | None = None
+        """The root whose guess counts for the check."""
+        super().__init__(start, engine, rolling, calibration, held, processors)
 
     def restart(self, start: Start, processors: "LogitsProcessors | None" = None) -> None:
         self._feed.started(prompt=start.round == 0)
@@ -411,11 +397,18 @@ class FeatureFedSequence(DraftSequence):
         evaluated = self._growth.tree.root.id in self._growth.candidates
         return self.engine.unread or (super().has_work and (evaluated or not self._feed.waiting))
 
-    @property
-    def _sees_all(self) -> bool:
-        return self.engine.staleness == 0
+    def next_batch(self) -> Batch:
+        batch, root = super().next_batch(), self._growth.tree.root.id
+        grows_root = root not in self._growth.candidates
+        if grows_root and self.engine.staleness == 0 and batch.processors is None and not any(batch.followers[:1]):
+            self._checked = root
+        return batch
 
     def reroot(self, message: Reroot) -> Iterator[Grow]:
+        root = self._growth.tree.root.id
+        found = self._growth.candidates.get(root)
+        if root == self._checked and found is not None and found.tokens:
+            self._check.observe(found.tokens[0] == message.tokens[0])
         self._feed.rerooted()
         yield from super().reroot(message)
 

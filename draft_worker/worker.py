@@ -227,8 +227,7 @@ class DraftWorker:
         held = 0 if found is None else found.tokens
         processors, form = self._engine.processors(start), self._engine.features
         if form is None:
-            check = self._check if self._engine.trained_exit else None
-            return DraftSequence(start, engine, self._rolling, calibration, held, processors, check)
+            return DraftSequence(start, engine, self._rolling, calibration, held, processors)
         feed = FeatureFeed(form, self._rolling, self._clock, self._attach)
         return FeatureFedSequence(start, engine, self._rolling, calibration, held, processors, feed, self._check)
 

@@ -113,15 +113,6 @@ _TAIL_MASS = 3.4372
 """E[exp(g); g <= PEAK] of Gumbel noise g: the exponential integral E1(exp(-4))."""
 
 
-def best_tokens(logits: Floats, count: int) -> tuple[Ids, Floats]:
-    """The `count` best tokens of a row as for `shortlist`, or all if it has fewer, and their logits: the best first; of
-    equals, lower ids first."""
-    grouped = _Grouped.of(logits)
-    tokens = grouped.at_least(_kth(grouped.maxima, count))
-    order = tokens[np.lexsort((tokens, -logits[tokens]))[:count]]
-    return order, logits[order]
-
-
 class Survivors(NamedTuple):
     """Tokens that may be among the best, and their scores."""
 

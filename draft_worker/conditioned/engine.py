@@ -12,9 +12,11 @@ import numpy as np
 
 from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
 from draft_worker.conditioned.committed_rows import CommittedRows
-from draft_worker.conditioned.runner import ConditionedRunner, Input, TreeRows, Wave
+from draft_worker.conditioned.runner import ConditionedRunner, Input, Wave
 from draft_worker.engine_interface import Batch, EngineSequence, RowTree, TokenRow
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.inference.joint_forward import ForwardPart
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
@@ -30,7 +32,7 @@ Outputs: TypeAlias = Sequence[mx.array | None]
 
 
 class ConditionedEngine(ColumnsEngine):
-    """A drafter, wherever it runs."""
+    """A drafter whose rows read features."""
 
     def __init__(self, name: str, folder: Path, runner: ConditionedRunner, tokenizer: str, tokens: Path) -> None:
         """`tokenizer`: the fingerprint of the tokenizer, which lies in the folder `tokens`."""
@@ -39,7 +41,7 @@ class ConditionedEngine(ColumnsEngine):
         self.architecture = runner.architecture
         self.set_up_columns(tokens, runner.vocabulary, runner.head_tokens)
         self.context = runner.context
-        self.device = runner.device
+        self.device = str(mx.default_device())
         self.tokenizer = tokenizer
         self.features, self.matrix = runner.features, runner.matrix
         self.joint = runner.joint
@@ -59,11 +61,11 @@ class ConditionedEngine(ColumnsEngine):
     def open(self, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         return self.around(self.rows(), sampling, vocabulary)
 
-    def rows(self) -> TreeRows:
+    def rows(self) -> TreeSequence:
         """Of a new, empty sequence."""
         return self._runner.open()
 
-    def around(self, rows: TreeRows, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
+    def around(self, rows: TreeSequence, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         """A sequence with these rows."""
         return ConditionedSequence(self, rows, sampling, self.columns(vocabulary))
 
@@ -71,10 +73,6 @@ class ConditionedEngine(ColumnsEngine):
     def widens(self) -> bool:
         """Whether tokens of a context that the head lacks can be guessed."""
         return self._runner.short_head is not None and self._runner.short_head.widens
-
-    def joins(self, parts: Sequence[tuple["ConditionedSequence", int]]) -> bool:
-        widest = self._runner.widest
-        return self.joint and (widest is None or sum(rows for _, rows in parts) <= widest)
 
     def evaluate_together(self, parts: Sequence[tuple["ConditionedSequence", Batch]]) -> list[list[Candidates]]:
         sequences = [sequence for sequence, _ in parts]
@@ -134,12 +132,12 @@ class _ReadingRow(TokenRow):
 class ConditionedSequence(EngineSequence):
     """Committed tokens, with features as far as they were fed, a tree behind them, and the sampling of a request.
 
-    A node behind too many tokens without rows is not evaluated, nor is one for which there is no room.
+    A node behind too many tokens without rows is not evaluated.
     """
 
     copyable = True
 
-    def __init__(self, engine: ConditionedEngine, rows: TreeRows, sampling: Sampling, columns: Columns) -> None:
+    def __init__(self, engine: ConditionedEngine, rows: TreeSequence, sampling: Sampling, columns: Columns) -> None:
         """`rows`: empty."""
         self.ran: list[int] = []
         """Tokens of each forward since the last `evaluate` or `read` began."""
@@ -241,9 +239,6 @@ class ConditionedSequence(EngineSequence):
     def memory(self) -> int:
         return self._rows.memory + self._known.memory
 
-    def close(self) -> None:
-        self._rows.close()
-
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "ConditionedSequence":
         if exclusive:
             opened = self._engine.around(self._rows, sampling, vocabulary)
@@ -293,7 +288,8 @@ class ConditionedSequence(EngineSequence):
                 continue
             tokens = [*known.tokens[begin:at], *(row.token for row in taken)]
             first = begin - known.start if at > begin else None
-            outputs = yield Wave(self._rows, tokens, [row.parent for row in taken], first, inputs)
+            part = ForwardPart(self._rows, tokens, [row.parent for row in taken], first)
+            outputs = yield Wave(part, inputs)
             if at > begin:
                 self._tip = at - 1, outputs[at - begin - 1]
                 known.computed(at)
@@ -334,8 +330,7 @@ class ConditionedSequence(EngineSequence):
             token, parent = rest[0]
             above = self._tree.get(parent)
             row = _ReadingRow(token, parent)
-            full = len(taken) >= self._rows.room
-            if full or (blocked if above is None else not above.evaluated):
+            if blocked if above is None else not above.evaluated:
                 if taken or waits:
                     break
                 self._tree.add(row)

@@ -1,8 +1,8 @@
-"""How the rows of a drafter that reads features are computed: the interface, and MLX behind it. Knows no sampling."""
+"""How the rows of a drafter that reads features are computed. Knows no sampling."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -85,93 +85,15 @@ Input: TypeAlias = "np.ndarray | mx.array | None"
 """A feature (numpy), which is still to be fused, or what an earlier row left; None: zeros."""
 
 
-class TreeRows(Protocol):
-    """The rows of one sequence: what `TreeSequence` says of committed tokens and of the tree behind them."""
-
-    @property
-    def next_row(self) -> int: ...
-
-    @property
-    def room(self) -> int:
-        """Rows of the tree that the next forward may add."""
-        ...
-
-    @property
-    def memory(self) -> int: ...
-
-    def position(self, row: int) -> int: ...
-
-    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None: ...
-
-    def truncate(self, length: int) -> None: ...
-
-    def restart(self, position: int) -> None: ...
-
-    def skip(self, count: int) -> None: ...
-
-    def copy(self, length: int) -> Self: ...
-
-    def close(self) -> None:
-        """Release the memory."""
-        ...
-
-
 class Wave(NamedTuple):
-    """One forward of one sequence: the arguments of `TreeSequence.evaluate`, and the second input of each row."""
+    """One forward of one sequence, and the second input of each row."""
 
-    rows: TreeRows
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    first: int | None
+    part: ForwardPart
     inputs: Sequence[Input]
 
 
-class ConditionedRunner(Protocol):
-    """A drafter that runs."""
-
-    features: FeatureForm
-    matrix: ProjectionMatrix | None
-    """By which a target on another machine may project features; None: they are read as they are."""
-    width: int
-    """Elements of what a row leaves."""
-    vocabulary: int
-    context: int
-    architecture: str
-    head_tokens: HeadTokens | None
-    """Those of the head's columns; None: column c is token c."""
-    device: str
-    joint: bool
-    """One forward can evaluate several sequences."""
-
-    @property
-    def short_head(self) -> ShortHead | None:
-        """A head whose tokens those of a context can join."""
-        ...
-
-    @property
-    def widest(self) -> int | None:
-        """Most rows of such a forward; None: no bound."""
-        ...
-
-    def open(self) -> TreeRows:
-        """The rows of a new, empty sequence."""
-        ...
-
-    def forward(self, waves: Sequence[Wave]) -> list[mx.array]:
-        """(L, width), what the rows of each wave leave, finite: for `logits`, and as an input of later rows."""
-        ...
-
-    def logits(self, outputs: mx.array) -> mx.array:
-        """(L, head), finite, from what rows left."""
-        ...
-
-    def costs(self, loading: float) -> tuple[tuple[int, float], ...]:
-        """`Engine.costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
-        ...
-
-
-class MlxRunner:
-    """A `ConditionedRunner` of a network. Raises InputError if the network's rows can't form trees."""
+class ConditionedRunner:
+    """A drafter that runs. Raises InputError if its network's rows can't form trees."""
 
     def __init__(
         self,
@@ -185,9 +107,11 @@ class MlxRunner:
         architecture: str,
         short_head: ShortHead | None = None,
     ) -> None:
-        """`width`: elements of a fused feature and of an output."""
+        """`width`: elements of a fused feature and of an output. `short_head`: whose tokens those of a context can
+        join."""
         layer = network.projecting
         self.matrix = None if layer is None else ProjectionMatrix.of(layer, features)
+        """By which a target on another machine may project features; None: they are read as they are."""
         self.features = self.matrix.form if self.matrix else features
         self.width = width
         self.vocabulary = vocabulary
@@ -195,7 +119,6 @@ class MlxRunner:
         self.architecture = architecture
         self.head_tokens = network.head_tokens
         self.short_head = short_head
-        self.device = str(mx.default_device())
         config = {"model_type": architecture, "max_position_embeddings": context}
         self._network = ConditionedNetwork(network, width, config)
         self._model = LanguageModel(self._network, folder, config)
@@ -204,22 +127,27 @@ class MlxRunner:
                 f"The drafter in {folder} can't evaluate token trees ({self._model.level_reason}): choose another one."
             )
         self.joint = self._model.joins
-        self.widest = None
         self._drafter = network
 
     def open(self) -> TreeSequence:
-        return self._model.sequence()
+        """The rows of a new, empty sequence."""
+        rows = self._model.sequence()
+        assert isinstance(rows, TreeSequence)
+        return rows
 
     def forward(self, waves: Sequence[Wave]) -> list[mx.array]:
+        """(L, width), what the rows of each wave leave, finite: for `logits`, and as an input of later rows."""
         self._network.read(self._second_inputs([each for wave in waves for each in wave.inputs]))
-        outputs = self._model.evaluate_together([_part(wave) for wave in waves])
+        outputs = self._model.evaluate_together([wave.part for wave in waves])
         self._network.read(None)
         return outputs
 
     def logits(self, outputs: mx.array) -> mx.array:
+        """(L, head), finite, from what rows left."""
         return bounded(self._drafter.logits(outputs))
 
     def costs(self, loading: float) -> tuple[tuple[int, float], ...]:
+        """`Engine.costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
         return costs_at_load(self._model, loading).by_width
 
     def _second_inputs(self, inputs: Sequence[Input]) -> mx.array:
@@ -241,8 +169,3 @@ class MlxRunner:
 
     def _fused(self, features: np.ndarray) -> mx.array:
         return self._drafter.fuse(mx.array(features))
-
-
-def _part(wave: Wave) -> ForwardPart:
-    assert isinstance(wave.rows, TreeSequence)
-    return ForwardPart(wave.rows, wave.tokens, wave.parents, wave.first)

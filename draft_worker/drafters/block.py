@@ -20,7 +20,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from draft_worker.drafters.files import DrafterFolder
 from draft_worker.drafters.token_ends import TokenEnds
-from draft_worker.short_head import HeadTokens, keep_rows, read_head_tokens
+from draft_worker.short_head import HeadTokens
 from protocol.contracts.drafters.description import BlockForm
 
 
@@ -352,17 +352,14 @@ def read_block(folder: Path) -> BlockCheckpoint:
         mx.eval(network.layers[0].self_attn.keys_values(mx.zeros((1, 1, form.width)), mx.zeros((1, 1), mx.int32)))
     except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
         raise found.wrong(f"its config.json states a rotary embedding that is not known ({error})") from error
-    head_tokens = read_head_tokens(folder, form.vocabulary) if named is None else None
-    if form.markov and head_tokens is not None:
-        keep_rows(network.markov_head.markov_w2, head_tokens)
     ends = None
     if {name.split(".")[0] for name in own} == {*_ENDS}:
         copies = _OwnEnds(form, count)
         found.fill(copies, own)
-        ends = TokenEnds.of(copies.embed_tokens, copies.lm_head, head_tokens)
+        ends = TokenEnds.of(copies.embed_tokens, copies.lm_head)
     if named is not None and ends is None:
         raise found.wrong("it names the tokens of a reduced head (d2t) and lacks embed_tokens.weight or lm_head.weight")
-    return BlockCheckpoint(network, ends, head_tokens if named is None else named)
+    return BlockCheckpoint(network, ends, named)
 
 
 class _OwnEnds(nn.Module):

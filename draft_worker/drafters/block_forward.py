@@ -89,9 +89,6 @@ class BlockRunner(Protocol):
     selector: SelectorTables | None
     head_tokens: HeadTokens | None
     """Those of the columns of the logits; None: column c is token c."""
-    context: int
-    """It evaluates the positions below this number."""
-    device: str
     architecture: str
     joint: bool
     """One forward can evaluate blocks of several sequences."""
@@ -121,8 +118,6 @@ class MlxBlockRunner:
         if self.form.choices:
             codes = network.candidate_selector
             self.selector = SelectorTables.of(codes.predecessor_codebook, codes.successor_codebook)
-        self.context = self.form.positions
-        self.device = str(mx.default_device())
         self.architecture: str = self.form.kind
         self._network = network
         self._ends = ends
@@ -243,10 +238,6 @@ class ContextStore(Protocol):
         """Bytes of keys and values."""
         ...
 
-    def close(self) -> None:
-        """Release the memory."""
-        ...
-
 
 class BlockContext:
     """Grows as features are fed, and shrinks with the committed prefix."""
@@ -352,9 +343,6 @@ class BlockKv:
     @property
     def memory(self) -> int:
         return sum(cache.nbytes for cache in self._caches)
-
-    def close(self) -> None:
-        """The arrays are freed with this object."""
 
     def keys_values(self) -> Sequence[KeysValues]:
         """Of every layer, (1, kv heads, S, head width) each."""

@@ -46,8 +46,13 @@ class DrafterFolder(Generic[_Form]):
 
     def tensors(self) -> dict[str, mx.array]:
         """By their names, not read yet. Raises InputError if they can't be read, as the other methods do."""
-        stored = stored_tensors(self.folder, self.drafter.name).items()
-        tensors = {name.removeprefix("model."): values for name, values in stored}
+        tensors: dict[str, mx.array] = {}
+        for file in sorted(self.folder.glob("*.safetensors")):
+            try:
+                loaded: Any = mx.load(str(file))
+            except (OSError, RuntimeError, ValueError) as error:
+                raise self.wrong(f"{file.name} can't be read ({str(error)[:200]})") from error
+            tensors |= {name.removeprefix("model."): values for name, values in loaded.items()}
         return {name: values for name, values in tensors.items() if name.split(".")[0] not in UNUSED}
 
     def head_tokens(
@@ -115,19 +120,6 @@ class DrafterFolder(Generic[_Form]):
         unknown = [name for name in tensors if name not in expected]
         if unknown:
             raise self.wrong(f"it has a tensor that its form does not know, {stated(unknown[0])}")
-
-
-def stored_tensors(folder: Path, holds: str) -> dict[str, mx.array]:
-    """By their names in the files, not read yet. Raises InputError if they can't be read. `holds`: what the folder is
-    said to hold."""
-    tensors: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            loaded: Any = mx.load(str(file))
-        except (OSError, RuntimeError, ValueError) as error:
-            raise damaged(folder, holds, f"{file.name} can't be read ({str(error)[:200]})") from error
-        tensors |= loaded
-    return tensors
 
 
 def save(folder: Path, config: Mapping[str, Any], tensors: Iterable[tuple[str, mx.array]]) -> None:

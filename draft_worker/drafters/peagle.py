@@ -55,8 +55,6 @@ class PeagleRunner:
             clean_prefix=_CLEAN,
         )
         self.head_tokens = network.head_tokens
-        self.context = form.positions
-        self.device = str(mx.default_device())
         self._network = network
         layer = network.projecting
         features = FeatureForm(form.outputs, form.output_width)
@@ -149,9 +147,6 @@ class PeagleRows:
     @property
     def memory(self) -> int:
         return sum(cache.nbytes for cache in self._caches) + sum(each.row.nbytes for each in self._held)
-
-    def close(self) -> None:
-        """The arrays are freed with this object."""
 
     @property
     def _masked(self) -> mx.array:

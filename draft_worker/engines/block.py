@@ -50,17 +50,18 @@ def load(setup: WorkerSetup) -> "BlockEngine":
 
 
 class BlockEngine(ColumnsEngine):
-    """A drafter, wherever it runs."""
+    """A block drafter."""
 
-    def __init__(self, folder: Path, runner: BlockRunner, tokens: Path, name: str = "block") -> None:
-        """`tokens`: the folder of the tokenizer. `name`: of the engine."""
+    name = "block"
+
+    def __init__(self, folder: Path, runner: BlockRunner, tokens: Path) -> None:
+        """`tokens`: the folder of the tokenizer."""
         form = runner.form
-        self.name = name
         self.model = str(folder)
         self.architecture = runner.architecture
         self.set_up_columns(tokens, form.vocabulary, runner.head_tokens)
-        self.context = runner.context
-        self.device = runner.device
+        self.context = form.positions
+        self.device = str(mx.default_device())
         self.tokenizer = vocabulary_fingerprint(tokens)
         self.matrix = runner.matrix
         self.features = self.matrix.form if self.matrix else FeatureForm(form.outputs, form.output_width)
@@ -78,10 +79,8 @@ class BlockEngine(ColumnsEngine):
             return cls(folder, read_peagle(folder, target), tokens)
         drafter = read_block(folder)
         form = drafter.network.form
-        head_tokens = drafter.head_tokens
-        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary, head_tokens=head_tokens)
-        runner = MlxBlockRunner(drafter.network, ends, head_tokens)
-        return cls(folder, runner, tokens)
+        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary)
+        return cls(folder, MlxBlockRunner(drafter.network, ends, drafter.head_tokens), tokens)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "BlockSequence":
         return self.around(self.runner.open(), [], sampling, vocabulary)
@@ -232,9 +231,6 @@ class BlockSequence(EngineSequence):
         context = self.context if exclusive else self.context.copy(length)
         context.truncate(length)
         return self._engine.around(context, self._tokens[:length], sampling, vocabulary)
-
-    def close(self) -> None:
-        self.context.store.close()
 
     def _placed(self, token: int, parent: int) -> _BlockRow:
         """The next row, in its parent's block if that reaches so far; otherwise it is an anchor."""

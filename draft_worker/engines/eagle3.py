@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.conditioned.runner import MlxRunner
+from draft_worker.conditioned.runner import ConditionedRunner
 from draft_worker.drafters.eagle3 import borrow_ends, read_eagle3
 from draft_worker.short_head import ShortHead
 from protocol.contracts.engines import EngineDeclaration
@@ -18,14 +18,14 @@ def load(setup: WorkerSetup) -> ConditionedEngine:
     return ConditionedEngine.load(setup, loaded)
 
 
-def loaded(folder: Path, target: Path | None) -> MlxRunner:
+def loaded(folder: Path, target: Path | None) -> ConditionedRunner:
     """`target`: the folder of the target, whose embedding and head serve where the drafter has none.
 
     Raises InputError if a folder is damaged, or the two don't fit.
     """
     network = read_eagle3(folder, target)
     form, ends = network.form, borrow_ends(network, folder, target)
-    return MlxRunner(
+    return ConditionedRunner(
         network,
         folder,
         features=FeatureForm(form.outputs, form.output_width),

@@ -1,24 +1,15 @@
-"""LayerSkip (arXiv 2404.16710): the first layers of the target's own folder, its norm and head, or a trained exit.
+"""LayerSkip (arXiv 2404.16710): the first layers of the target's own folder, its norm and head.
 
 All else is the MLX engine. Where the KV of these layers is the target's own, number for number of its weights, it is
 adopted from the target's arenas instead of computed again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model
-
-from draft_worker.drafters.files import stored_tensors
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
-from draft_worker.short_head import HeadTokens, read_head_tokens
-from protocol.contracts.drafters.description import KINDS
 from protocol.contracts.drafters.detection import read_drafter
-from protocol.contracts.drafters.early_exit import LAYER, NORM
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.model_folder import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
@@ -44,14 +35,8 @@ def load(setup: WorkerSetup) -> "LayerSkipEngine":
         raise InputError(f"{folder} holds no early exit: pass exit:LAYERS.")
     if not setup.target:
         raise InputError("The draft engine layerskip needs the target's folder: pass --target.")
-    model = LanguageModel.load(target, FirstLayers(exit_.layers, folder))
-    # A trained layer of its own behind the target's has KV that no target computes.
-    whole = len(model.network.layers) == exit_.layers
-    exchange = _exchange(setup, model) if whole else None
-    head_tokens = read_head_tokens(folder, model.vocabulary)
-    engine = LayerSkipEngine(model, folder, vocabulary_fingerprint(target), exchange, head_tokens)
-    engine.trained_exit = exit_.parameters > 0
-    return engine
+    model = LanguageModel.load(target, FirstLayers(exit_.layers))
+    return LayerSkipEngine(model, folder, vocabulary_fingerprint(target), _exchange(setup, model))
 
 
 def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
@@ -66,15 +51,8 @@ class LayerSkipEngine(MlxEngine):
 
     name = "layerskip"
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        folder: Path,
-        tokenizer: str,
-        exchange: KvExchange | None,
-        head: HeadTokens | None = None,
-    ) -> None:
-        super().__init__(model, tokenizer, head)
+    def __init__(self, model: LanguageModel, folder: Path, tokenizer: str, exchange: KvExchange | None) -> None:
+        super().__init__(model, tokenizer)
         self.model = str(folder)
         self.exchange = exchange
         if exchange is not None:
@@ -109,36 +87,25 @@ class LayerSkipSequence(MlxSequence):
         return ""
 
 
-_NORMS = ("norm", "final_layernorm", "ln_f", "norm_f")
 _DEPTHS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 """What `make_cache` of some architectures counts the layers by."""
 
 
 class FirstLayers:
-    """A `Division` that keeps the first `layers` layers of a network. The tensors of the others are never read.
+    """A `Division` that keeps the first `layers` layers of a network. The tensors of the others are never read."""
 
-    A trained exit brings a norm, and perhaps a decoder layer behind the kept ones
-    (`protocol.contracts.drafters.early_exit` names the tensors).
-    """
-
-    def __init__(self, layers: int, trained: Path) -> None:
-        """`trained`: a folder with the tensors of a trained exit, if there are any."""
+    def __init__(self, layers: int) -> None:
         self._layers = layers
-        self._trained = trained
 
     def divide(self, network: Any) -> None:
-        """Raises InputError for an architecture without such layers, and for a trained exit that does not fit."""
+        """Raises InputError for an architecture without such layers."""
         body, name = _body(network)
-        tensors = stored_tensors(self._trained, KINDS["exit"].name)
-        own = {name.removeprefix(LAYER): tensor for name, tensor in tensors.items() if name.startswith(LAYER)}
-        kept = body[name][: self._layers]
-        if own:
-            kept.append(_trained_layer(body[name][self._layers], own))
-        setattr(body, name, kept)
+        setattr(body, name, body[name][: self._layers])
         for module in [network, *network.modules()]:
-            _count(getattr(module, "args", None), len(kept))
-        if NORM in tensors:
-            _load(_norm(body), {"weight": tensors[NORM]}, NORM)
+            arguments = getattr(module, "args", None)
+            for depth in _DEPTHS:
+                if isinstance(getattr(arguments, depth, None), int):
+                    setattr(arguments, depth, self._layers)
 
     def await_loaded(self) -> None:
         """No other process loads a part of it."""
@@ -153,35 +120,3 @@ def _body(network: Any) -> tuple[Any, str]:
             if isinstance(value, list) and len(value) == len(every) > 0 and value[0] is every[0]:
                 return module, name
     raise InputError("The target's architecture has no plain list of layers to leave early: choose another draft.")
-
-
-def _count(arguments: Any, layers: int) -> None:
-    for name in _DEPTHS:
-        if isinstance(getattr(arguments, name, None), int):
-            setattr(arguments, name, layers)
-
-
-def _trained_layer(layer: Any, tensors: Mapping[str, mx.array]) -> Any:
-    """The target's next layer with other weights: its own are never read."""
-    plain = dequantize_model(layer)
-    _load(plain, tensors, f"{LAYER}*")
-    return plain
-
-
-def _norm(body: Any) -> nn.Module:
-    found = next((body[name] for name in _NORMS if name in body), None)
-    if found is None:
-        raise InputError("The target's architecture has no final norm that a trained exit could replace.")
-    return found
-
-
-def _load(module: nn.Module, tensors: Mapping[str, mx.array], name: str) -> None:
-    arrays: Any = dict(tree_flatten(module.parameters()))
-    given = {name: tensor.astype(arrays[name].dtype) if name in arrays else tensor for name, tensor in tensors.items()}
-    try:
-        module.load_weights(list(given.items()))
-    except ValueError as error:
-        reason = str(error).splitlines()[0].rstrip(":. ")
-        raise InputError(
-            f"The trained exit's {name} does not fit the target's layers ({reason}): it was trained for another target."
-        ) from error

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.conditioned.runner import MlxRunner
+from draft_worker.conditioned.runner import ConditionedRunner
 from draft_worker.drafters.mtp import read_mtp
 from draft_worker.drafters.token_ends import drafter_ends
 from protocol.contracts.engines import EngineDeclaration
@@ -19,13 +19,13 @@ def load(setup: WorkerSetup) -> ConditionedEngine:
     return ConditionedEngine.load(setup, _loaded)
 
 
-def _loaded(folder: Path, target: Path | None) -> MlxRunner:
+def _loaded(folder: Path, target: Path | None) -> ConditionedRunner:
     """`target`: the folder of the target, whose embedding and head the head shares; None: the same folder."""
     network, config = read_mtp(folder)
     width, vocabulary = config["hidden_size"], config["vocab_size"]
     ends = drafter_ends(folder, None, target or folder, width, vocabulary)
     network.borrow(ends.embed, ends.head)
-    return MlxRunner(
+    return ConditionedRunner(
         network,
         folder,
         features=FeatureForm((FINAL,), width),

@@ -15,7 +15,6 @@ from typing import Any
 
 import mlx.core as mx
 import msgspec
-import numpy as np
 from mlx_lm.generate import BatchGenerator
 
 from draft_worker.training.own_text import filled, read_own_text
@@ -134,15 +133,9 @@ def packed(found: Iterator[AnswerText | None], rows: int, slots: int) -> Iterato
     A text goes into the open row of its temperature, and is cut at the row's end. If the texts end, the shard has the
     rows that were begun.
     """
-    temperatures = np.array([TEMPERATURES[row % len(TEMPERATURES)] for row in range(rows)], np.float32)
-    answers = Answers(
-        np.zeros((rows, slots), np.int32),
-        np.zeros((rows, slots), bool),
-        np.zeros((rows, slots), np.int32),
-        temperatures,
-    )
-    waiting = {each: [row for row in range(rows) if temperatures[row] == np.float32(each)] for each in TEMPERATURES}
-    filled = np.zeros(rows, np.int64)
+    answers = Answers.blank([TEMPERATURES[row % len(TEMPERATURES)] for row in range(rows)], slots)
+    waiting = {each: [*range(first, rows, len(TEMPERATURES))] for first, each in enumerate(TEMPERATURES)}
+    ends = [0] * rows
     while any(waiting.values()):
         try:
             text = next(found)
@@ -154,13 +147,8 @@ def packed(found: Iterator[AnswerText | None], rows: int, slots: int) -> Iterato
         if not waiting[text.temperature]:
             continue
         row = waiting[text.temperature][0]
-        begin, end = int(filled[row]), min(slots, int(filled[row]) + len(text.tokens))
-        answers.tokens[row, begin:end] = text.tokens[: end - begin]
-        answers.own[row, begin:end] = text.own[: end - begin]
-        answers.starts[row, begin:end] = begin
-        answers.starts[row, end:] = end
-        filled[row] = end
-        if slots - end < _LEAST_ROOM:
+        ends[row] = answers.put(row, ends[row], text.tokens, text.own)
+        if slots - ends[row] < _LEAST_ROOM:
             waiting[text.temperature].pop(0)
     begun = answers.own.any(1)
     yield Answers(*(each[begun] for each in answers))

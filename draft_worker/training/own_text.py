@@ -69,20 +69,9 @@ def filled(texts: list[OwnText], slots: int) -> Answers:
             row = last[text.temperature] = len(rows)
             rows.append((text.temperature, []))
         rows[row][1].append(text)
-    shape = len(rows), slots
-    answers = Answers(
-        np.zeros(shape, np.int32),
-        np.zeros(shape, bool),
-        np.zeros(shape, np.int32),
-        np.array([temperature for temperature, _ in rows], np.float32),
-    )
+    answers = Answers.blank([temperature for temperature, _ in rows], slots)
     for row, (_, each) in enumerate(rows):
         begin = 0
         for text in each:
-            end = min(slots, begin + len(text.tokens))
-            answers.tokens[row, begin:end] = text.tokens[: end - begin]
-            answers.own[row, begin:end] = text.kinds[: end - begin] == ANSWER
-            answers.starts[row, begin:end] = begin
-            begin = end
-        answers.starts[row, begin:] = begin
+            begin = answers.put(row, begin, text.tokens, text.kinds == ANSWER)
     return answers

@@ -4,10 +4,10 @@ A folder holds answers/shard-XXXX.npz and states/shard-XXXX.npy, and states/outp
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,21 @@ class Answers(NamedTuple):
     """(rows, slots) int32: the slot in which the token's text begins."""
     temperatures: np.ndarray
     """(rows,) float32: at which the target wrote."""
+
+    @classmethod
+    def blank(cls, temperatures: Sequence[float], slots: int) -> Self:
+        shape = len(temperatures), slots
+        tokens, own, starts = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.int32)
+        return cls(tokens, own, starts, np.array(temperatures, np.float32))
+
+    def put(self, row: int, begin: int, tokens: Sequence[int] | np.ndarray, own: Sequence[bool] | np.ndarray) -> int:
+        """A text from the slot `begin` on, cut at the row's end. The slot behind it."""
+        end = min(self.tokens.shape[1], begin + len(tokens))
+        self.tokens[row, begin:end] = tokens[: end - begin]
+        self.own[row, begin:end] = own[: end - begin]
+        self.starts[row, begin:end] = begin
+        self.starts[row, end:] = end
+        return end
 
 
 class Row(NamedTuple):

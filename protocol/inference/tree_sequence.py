@@ -3,7 +3,6 @@
 Knows no sampling, and no kind of layer cache.
 """
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -131,14 +130,6 @@ class TreeSequence:
     def restart(self, position: int) -> None:
         """Drop all committed tokens: the next one stands at `position`. Rows stay (`SlotTable.restart`)."""
         self._table.restart(position)
-
-    @property
-    def room(self) -> int:
-        """Rows that the next forward may add: no bound."""
-        return sys.maxsize
-
-    def close(self) -> None:
-        """The arrays are freed with this object."""
 
     def skip(self, count: int) -> None:
         """Give the next `count` row numbers to no row."""

@@ -1,19 +1,17 @@
-"""Laws of the engine interface: the defaults, and a wrapper that forwards everything."""
+"""Laws of the engine interface: its defaults."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pytest
 
 from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
-from protocol.messages.base import NodeId, RequestId
 from protocol.messages.kv import KvReference
-from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Grow, Prefilled, Start
+from protocol.messages.worker import Prefilled
 from protocol.speculation.token_tree import Candidates
-from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence
+from tests.support.draft_conversation import Conversation
+from tests.support.fake_draft import VOCABULARY
 
 SAMPLING = Sampling()
 REFERENCE = KvReference("segment", 2)
@@ -52,48 +50,8 @@ class PlainEngine(Engine):
         return Plain()
 
 
-class Shared(FakeSequence):
-    """Its KV outlives the worker."""
-
-    said: tuple[Any, ...] = ()
-
-    @property
-    def size(self) -> int:
-        return 4096
-
-    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
-        self.said += (reference,)
-        return "no"
-
-    def save(self) -> KvReference:
-        return REFERENCE
-
-    def close(self) -> None:
-        self.said += ("closed",)
-
-
-class SharedEngine(FakeEngine):
-    joint = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.together: list[int] = []
-        """Sequences of every forward."""
-
-    def open(self, sampling: Sampling, vocabulary: int) -> Shared:
-        return Shared()
-
-    def evaluate_together(self, parts: Sequence[tuple[Any, Batch]]) -> list[list[Candidates]]:
-        self.together.append(len(parts))
-        return super().evaluate_together(parts)
-
-
 def batch(*tokens: int) -> Batch:
     return Batch([], tokens, [-1] * len(tokens), 1)
-
-
-def start(sequence: int, adopt: KvReference | None = None) -> Start:
-    return Start(RequestId(sequence), 0, (1, 2, 3, 4), NodeId(7), SAMPLING, BestFirst(width=2, fan=2), adopt=adopt)
 
 
 def test_a_sequence_without_shared_kv_returns_a_warning():
@@ -103,17 +61,14 @@ def test_a_sequence_without_shared_kv_returns_a_warning():
     assert sequence.adopt(REFERENCE, []) == "This draft shares no KV: prefill again."
 
 
-def test_a_sequence_of_an_ended_request_serves_another_request():
+def test_a_sequence_of_an_ended_request_serves_another_and_is_not_copied():
     sequence = Plain()
     sequence.prefill([1, 2, 3])
 
     assert sequence.reopen(2, SAMPLING, VOCABULARY, exclusive=True) is sequence
     assert sequence.text == [1, 2]
-
-
-def test_a_sequence_that_cannot_be_copied_serves_one_request():
     with pytest.raises(AssertionError, match="one request at a time"):
-        Plain().reopen(0, SAMPLING, VOCABULARY, exclusive=False)
+        sequence.reopen(0, SAMPLING, VOCABULARY, exclusive=False)
 
 
 def test_without_a_joint_forward_sequences_are_evaluated_in_turns():
@@ -134,21 +89,8 @@ def test_an_engine_without_a_model_works_with_any_tokens():
 
 
 def test_a_draft_without_shared_kv_prefills_the_offered_tokens():
-    worker = DraftWorker(PlainEngine(), float)
-    list(worker.handle(start(1, adopt=REFERENCE)))
-    told = next(iter(worker.work()))
+    talk = Conversation(PlainEngine(), (1, 2, 3, 4), adopt=REFERENCE)
+    told = [*talk.start(), *talk.work()][0]
 
     assert isinstance(told, Prefilled)
     assert (told.adopted, told.warning) == (0, "This draft shares no KV: prefill again.")
-
-
-def test_a_joint_engine_grows_several_trees_in_one_forward():
-    inner = SharedEngine()
-    worker = DraftWorker(inner, float)
-    for sequence in (1, 2, 3):
-        list(worker.handle(start(sequence)))
-
-    grown = [reply for reply in worker.work() if isinstance(reply, Grow)]
-
-    assert [int(reply.request) for reply in grown] == [1, 2, 3]
-    assert inner.together == [3]

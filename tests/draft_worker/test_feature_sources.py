@@ -15,18 +15,19 @@ from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import RequestId
-from protocol.messages.features import FeatureForm, Features, FeatureShipment
+from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection
 from protocol.speculation.rolling_context import RollingContext
 
 FORM = FeatureForm((1, 4), 3)
+PROJECTED, OTHER = FeatureForm((1, 4), 3, Projection(4, 5)), FeatureForm((1, 4), 3, Projection(4, 6))
 
 
-def rows(first: int, count: int) -> np.ndarray:
-    return np.arange(first * 6, (first + count) * 6, dtype=np.float32).reshape(count, 6)
+def rows(first: int, count: int, width: int = 6) -> np.ndarray:
+    return np.arange(first * width, (first + count) * width, dtype=np.float32).reshape(count, width)
 
 
 def block(first: int, count: int, form: FeatureForm = FORM) -> FeatureShipment:
-    (shipment,) = shipments(RequestId(1), 0, first, form, ElementType.FLOAT32, rows(first, count))
+    (shipment,) = shipments(RequestId(1), 0, first, form, ElementType.FLOAT32, rows(first, count, form.elements))
     return shipment
 
 
@@ -111,13 +112,43 @@ class _Large:
         """Nothing is held."""
 
 
+def fed(form: FeatureForm, ring: Any, tokens: int) -> list[np.ndarray]:
+    """What an engine of this form is fed of the first tokens of a ring."""
+    engine: Any = SimpleNamespace(committed=tokens, staleness=tokens, unread=False, feed=Mock())
+    feed = FeatureFeed(form, RollingContext(100), lambda: 0.0, lambda _: ring)
+    feed.announce(Features(RequestId(1), 0, "ring", 0, tokens))
+    feed.feed(engine, tokens)
+    feed.close()
+    assert all(first == 0 for (first, _), _ in engine.feed.call_args_list)
+    return [rows for (_, rows), _ in engine.feed.call_args_list]
+
+
 def test_states_beyond_half_precision_are_cut_before_any_engine_reads_them():
-    engine: Any = SimpleNamespace(committed=2, staleness=2, unread=False, feed=Mock())
-    feed = FeatureFeed(_Large.form, RollingContext(100), lambda: 0.0, lambda _: _Large())
-    feed.announce(Features(RequestId(1), 0, "ring", 0, 2))
+    (found,) = fed(_Large.form, _Large(), 2)
 
-    feed.feed(engine, 2)
+    assert found.tolist() == [[6e4, -6e4, 1.0, 6e4]] * 2
 
-    (first, rows), _ = engine.feed.call_args
-    assert first == 0
-    assert rows.tolist() == [[6e4, -6e4, 1.0, 6e4]] * 2
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize(("form", "width"), [(FORM, 6), (PROJECTED, 4), (OTHER, None)])
+def test_rows_that_another_drafters_matrix_made_are_never_fed(form: FeatureForm, width: int | None):
+    ring = FeatureRing.create(form, ElementType.FLOAT16, fingerprint="a" * 64, epoch=1, capacity=16)
+    ring.write(0, np.ones((6, form.elements), np.float16))
+    found = fed(PROJECTED, FeatureRing.attach(ring.name), 6)
+    ring.unlink()
+    ring.close()
+
+    assert [rows.shape for rows in found] == ([] if width is None else [(6, width)])
+
+
+def test_blocks_of_another_kind_take_the_place_of_those_before():
+    received = ReceivedBlocks(PROJECTED)
+    spans = []
+    for shipment in (block(0, 4), block(4, 2, PROJECTED), block(6, 1, OTHER), block(6, 2, PROJECTED)):
+        received.add(shipment)
+        spans.append((received.available, received.form))
+
+    assert spans == [(range(4), FORM), *[(range(4, 6), PROJECTED)] * 2, (range(4, 8), PROJECTED)]
+    found = received.read(4, 4, (1, 4))
+    assert found is not None
+    assert np.array_equal(found, rows(4, 4, 4))

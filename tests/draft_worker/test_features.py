@@ -13,20 +13,16 @@ from draft_worker.sequence import AcceptanceCheck
 from draft_worker.worker import DraftWorker
 from protocol.features.blocks import shipments
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import NodeId, RequestId
 from protocol.messages.features import Features
 from protocol.messages.plans import BestFirst
-from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Grow, Reroot, Start, Stop, ToWorker, Unfit
+from protocol.messages.worker import Grow, Stop, Unfit
 from protocol.speculation.rolling_context import RollingContext
-from protocol.speculation.token_tree import node_id
 from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import DevicePace, Pacer
 from tests.support.conditioned_draft import FORM, ConditionedEngine, ConditionedFake, FakeRing, features
+from tests.support.draft_conversation import ONE, TWO, Conversation, grows
 from tests.support.fake_draft import VOCABULARY, oracle
 
-ONE, TWO = RequestId(1), RequestId(2)
-ROOT = NodeId(1000)
 PROMPT = tuple(token % VOCABULARY for token in range(3, 45))
 LONG = tuple(token * 7 % VOCABULARY for token in range(900))
 RING = "lp-00000000000000000000"
@@ -40,25 +36,17 @@ class Clock:
         return self.now
 
 
-class Target:
-    """One sequence as the orchestrator tells it, and the ring that the target writes."""
+class Target(Conversation):
+    """One sequence, and the ring that the target writes."""
 
     def __init__(self, worker: DraftWorker, rings: dict[str, FakeRing], prompt=PROMPT, id=ONE, ring=RING) -> None:
-        self.worker, self.rings, self.id, self.name = worker, rings, id, ring
-        self.tokens = list(prompt)
-        self.prompt = len(prompt)
-        self.root = ROOT
-        self.round = 0
-        self.plan = BestFirst(2, 3)
-        self.ring = FakeRing(self.tokens)
-        rings[ring] = self.ring
+        super().__init__(worker, prompt, id=id)
+        self.rings = rings
+        self.renew(FakeRing(self.tokens), ring)
 
-    def tell(self, message: ToWorker) -> list[WorkerReply]:
-        return list(self.worker.handle(message))
-
-    def start(self, prompt: bool = True) -> list[WorkerReply]:
-        self.round = self.round if prompt else max(1, self.round)
-        return self.tell(Start(self.id, self.round, tuple(self.tokens), self.root, Sampling(), self.plan))
+    def renew(self, ring: FakeRing, name: str) -> None:
+        self.ring = self.rings[name] = ring
+        self.name = name
 
     def prefill(self, until: int | None = None, first: int | None = None) -> list[WorkerReply]:
         """The target has prefilled the tokens up to `until`, and announces them from `first` on."""
@@ -70,13 +58,8 @@ class Target:
         rows = self.ring.written - first if rows is None else rows
         return self.tell(Features(self.id, self.round, self.name, first, rows))
 
-    def commit(self, *tokens: int, anew: bool = False, missed: bool = True) -> list[WorkerReply]:
-        position = len(self.tokens) - 1
-        for token in tokens:
-            self.root = node_id(self.root, token)
-        self.tokens += tokens
-        self.round += 1
-        return self.tell(Reroot(self.id, self.round, position, tokens, self.root, missed, anew=anew))
+    def commit(self, *tokens: int, missed: bool = True, **options: bool) -> list[WorkerReply]:
+        return super().commit(*tokens, missed=missed, **options)
 
 
 class Bench:
@@ -98,12 +81,7 @@ class Bench:
         return rows
 
     def work(self, units: int = 100) -> list[Grow]:
-        replies: list[WorkerReply] = []
-        for _ in range(units):
-            if not self.worker.has_work:
-                break
-            replies += self.worker.work()
-        return [reply for reply in replies if isinstance(reply, Grow)]
+        return grows(self.target.work(units))
 
     def fed(self) -> list[int]:
         """Positions of the tokens that were fed, in order."""
@@ -160,14 +138,10 @@ def test_reused_kv_of_the_target_leaves_the_first_tokens_without_features():
     assert bench.fed() == list(range(30, len(PROMPT) - 1))
 
 
-# In the second, the token behind the sinks is the one that was there before the context rolled.
-
-
 def test_a_new_ring_takes_the_place_of_the_old_one():
     bench = drafting()
     old = bench.target.ring
-    bench.target.name = "lp-11111111111111111111"
-    bench.target.ring = bench.rings[bench.target.name] = FakeRing(bench.target.tokens, first=20)
+    bench.target.renew(FakeRing(bench.target.tokens, first=20), "lp-11111111111111111111")
     bench.target.commit(5)
     bench.target.prefill()
 
@@ -401,7 +375,8 @@ def test_features_are_fed_for_their_own_tokens_in_any_order_of_events(data: st.D
     bench = Bench(prompt, context)
     target = bench.target
     target.ring.window = data.draw(st.sampled_from([8, 50, 1 << 20]), label="window")
-    target.start(prompt=data.draw(st.booleans(), label="at the prompt"))
+    target.round = data.draw(st.integers(0, 1), label="round")
+    target.start()
     steps = st.sampled_from(["write", "announce", "hit", "miss", "anew", "restart", "work", "time", "new ring"])
     for step in data.draw(st.lists(steps, max_size=25), label="steps"):
         ring = target.ring
@@ -423,10 +398,8 @@ def test_features_are_fed_for_their_own_tokens_in_any_order_of_events(data: st.D
         elif step == "time":
             bench.clock.now += source.choice([0.01, 0.3])
         else:
-            target.name = f"lp-{source.randrange(10**20):020}"
-            target.ring = bench.rings[target.name] = FakeRing(
-                target.tokens, ring.window, source.randrange(ring.written + 1)
-            )
+            renewed = FakeRing(target.tokens, ring.window, source.randrange(ring.written + 1))
+            target.renew(renewed, f"lp-{source.randrange(10**20):020}")
         length, rolling = len(target.tokens) - 1, RollingContext(context)
         assert bench.rows.prefix == rolling.seen(target.tokens[:-1])
         assert all(rolling.run(index, length)[0] == position for index, position in bench.rows.positions.items())
@@ -441,44 +414,31 @@ def test_features_are_fed_for_their_own_tokens_in_any_order_of_events(data: st.D
 # Whether the draft fits the target ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fits", "reports"), [(False, [Unfit(12, 0)]), (True, [])])
-def test_a_draft_that_is_never_right_with_fresh_features_is_reported_once(fits: bool, reports: list[WorkerReply]):
-    bench = drafting()
-    replies: list[WorkerReply] = []
-    for _ in range(100):
-        path = bench.target.tokens
-        replies += bench.target.commit(oracle(path, 1).tokens[0] if fits else unguessed(bench))
-        bench.target.prefill()
-        bench.work(20)
-
-    assert [reply for reply in replies if isinstance(reply, Unfit)] == reports
+REPEATED = [*range(10, 30)] * 8
+Next = Callable[[Bench], int]
+FITTING: dict[str, tuple[Next, bool, bool, list[WorkerReply]]] = {
+    "it fits": (lambda bench: oracle(bench.target.tokens, 1).tokens[0], True, False, []),
+    "never right": (unguessed, True, False, [Unfit(12, 0)]),
+    "without features": (unguessed, False, False, []),
+    "repeated text": (lambda bench: REPEATED[len(bench.target.tokens)], True, False, [Unfit(12, 0)]),
+    "guessed by lookup": (lambda bench: REPEATED[len(bench.target.tokens)], True, True, []),
+}
 
 
-def test_guesses_without_the_features_of_all_tokens_say_nothing():
-    bench = drafting()
-    replies: list[WorkerReply] = []
-    for _ in range(100):
-        replies += bench.target.commit(unguessed(bench))
-        bench.clock.now += 2 * HOLD_SECONDS
-        bench.work(20)
-
-    assert not any(isinstance(reply, Unfit) for reply in replies)
-
-
-@pytest.mark.parametrize(("lookup", "reports"), [(False, [Unfit(12, 0)]), (True, [])])
-def test_where_text_repeats_itself_prompt_lookup_guesses_and_the_draft_is_not_judged(
-    lookup: bool, reports: list[WorkerReply]
-):
-    text = [*range(10, 30)] * 8
-    bench = Bench(text[:40])
+@pytest.mark.parametrize("case", FITTING)
+def test_a_draft_that_is_never_right_with_fresh_features_is_reported_once(case: str):
+    chosen, fed, lookup, reports = FITTING[case]
+    bench = Bench(REPEATED[:40])
     bench.target.plan = BestFirst(2, 3, lookup=lookup)
     bench.target.start()
     bench.target.prefill()
     bench.work(40)
     replies: list[WorkerReply] = []
-    for token in text[40:]:
-        replies += bench.target.commit(token)
-        bench.target.prefill()
+    for _ in range(100):
+        replies += bench.target.commit(chosen(bench))
+        if fed:
+            bench.target.prefill()
+        bench.clock.now += 2 * HOLD_SECONDS
         bench.work(20)
 
     assert [reply for reply in replies if isinstance(reply, Unfit)] == reports

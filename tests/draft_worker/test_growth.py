@@ -48,6 +48,15 @@ class Grower:
         self.published += self.growth.expand(step, answers)
         return True
 
+    def answered(self, *candidates: tuple[int, float]) -> list[int] | None:
+        """One step with these candidates behind each node; the tokens of the next step, None if it pauses."""
+        step = self.growth.next_step()
+        assert step is not None
+        found = Candidates([token for token, _ in candidates], [chance for _, chance in candidates])
+        self.growth.expand(step, [found] * len(step.nodes))
+        following = self.growth.next_step()
+        return None if following is None else [node.token for node in following.nodes]
+
     def rest(self) -> "Grower":
         for _ in range(1000):
             if not self.step():
@@ -142,33 +151,22 @@ def test_best_first_takes_the_most_probable_open_nodes():
         assert [node.id for node in grower.steps[-1]] == [node.id for node in best]
 
 
-def test_best_first_skips_improbable_nodes():
-    grower = Grower(BestFirst(width=1, fan=2))
-    step = grower.growth.next_step()
-    assert step is not None
-    grower.growth.expand(step, [Candidates([1, 2], [MIN_PATH_PROBABILITY / 2, MIN_PATH_PROBABILITY / 4])])
-
-    assert grower.growth.next_step() is None
-
-
-@pytest.mark.parametrize(("least", "evaluated"), [(0.0, [1, 2]), (0.3, [1, 2]), (0.5, [])])
-def test_best_first_pauses_when_no_node_is_probable_enough_for_its_plan(least: float, evaluated: list[int]):
+@pytest.mark.parametrize(
+    ("least", "chances", "evaluated"),
+    [
+        (0.0, (0.4, 0.2), [1, 2]),
+        (0.3, (0.4, 0.2), [1, 2]),
+        (0.5, (0.4, 0.2), None),
+        (0.0, (MIN_PATH_PROBABILITY / 2, MIN_PATH_PROBABILITY / 4), None),
+        (0.0, (), None),
+    ],
+)
+def test_best_first_pauses_when_no_node_is_probable_enough(
+    least: float, chances: tuple[float, ...], evaluated: list[int] | None
+):
     grower = Grower(BestFirst(width=2, fan=2, least=least))
-    step = grower.growth.next_step()
-    assert step is not None
-    grower.growth.expand(step, [Candidates([1, 2], [0.4, 0.2])])
-    step = grower.growth.next_step()
 
-    assert ([node.token for node in step.nodes] if step else []) == evaluated
-
-
-def test_a_node_without_candidates_has_no_children():
-    grower = Grower(BestFirst(width=1, fan=2))
-    step = grower.growth.next_step()
-    assert step is not None
-
-    assert grower.growth.expand(step, [Candidates([], [])]) == []
-    assert grower.growth.next_step() is None
+    assert grower.answered(*enumerate(chances, start=1)) == evaluated
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])
@@ -204,14 +202,7 @@ def test_fan_out_publishes_as_many_guesses_as_planned_each_with_its_chain(fan: t
         for guess in at_position:
             assert len(chain_from(guess)) == 1 + depth
     assert len(grower.tree) == 1 + depth + sum(fan) * (1 + depth)
-
-
-@given(fans)
-@settings(max_examples=40)
-def test_fan_out_takes_one_forward_a_level(fan: tuple[int, ...]):
-    depth = len(fan) - 1
-    grower = Grower(FanOut(depth=depth, fan=fan)).rest()
-
+    # One forward a level.
     levels = [sum(fan)] * depth if sum(fan) else []
     assert [len(step) for step in grower.steps] == [1] * (depth + 1) + levels
 
@@ -276,17 +267,10 @@ def test_growth_follows_the_calibrated_probabilities():
     """A draft whose second candidate is always accepted grows below it first."""
     grower = Grower(BestFirst(width=1, fan=2))
     for _ in range(30):
-        step = grower.growth.next_step()
-        assert step is not None
-        grower.growth.expand(step, [Candidates([1, 2], [0.6, 0.4])])
+        grower.answered((1, 0.6), (2, 0.4))
         grower.growth.advance([2])
-    root = grower.growth.next_step()
-    assert root is not None
-    grower.growth.expand(root, [Candidates([1, 2], [0.6, 0.4])])
-    step = grower.growth.next_step()
 
-    assert step is not None
-    assert [node.token for node in step.nodes] == [2]
+    assert grower.answered((1, 0.6), (2, 0.4)) == [2]
 
 
 def test_growth_in_turns_takes_the_steps_that_it_is_asked_for():

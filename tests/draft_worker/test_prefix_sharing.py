@@ -13,14 +13,13 @@ from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Reroot, Start, Stop
-from protocol.speculation.token_tree import node_id
 from protocol.worker.interface import WorkerReply
+from tests.support.draft_conversation import ROOT, below, grows
 from tests.support.fake_draft import VOCABULARY, FakeEngine
 from tests.support.models.tiny_models import VOCABULARY as TINY_VOCABULARY
 from tests.support.models.tiny_models import tree_model
 from tests.support.processing import processors
 
-ROOT = NodeId(7)
 PLAN = BestFirst(width=2, fan=3)
 PROMPT = tuple(random.Random(3).choices(range(VOCABULARY), k=90))
 
@@ -43,14 +42,12 @@ def said(worker: DraftWorker, *messages: Start | Reroot | Stop, units: int = 12)
     return replies
 
 
-def growth(replies: Sequence[WorkerReply]) -> dict[tuple[int, NodeId], tuple]:
+def growth(replies: Sequence[WorkerReply]) -> dict[tuple[int, NodeId], list[tuple]]:
     """The published children of each node of each sequence, in any order of messages."""
-    grows = [reply for reply in replies if isinstance(reply, Grow)]
-    found: dict[tuple[int, NodeId], tuple] = {}
-    for grow in grows:
+    found: dict[tuple[int, NodeId], list[tuple]] = {}
+    for grow in grows(replies):
         for parent, token, probability in zip(grow.parents, grow.tokens, grow.probabilities, strict=True):
-            known = found.get((grow.request, parent), ())
-            found[grow.request, parent] = (*known, (token, probability))
+            found.setdefault((grow.request, parent), []).append((token, probability))
     return found
 
 
@@ -67,10 +64,7 @@ def test_random_turns_and_edits_change_no_growth(seed: int):
     for turn in range(1, 12):
         messages: list[Start | Reroot | Stop] = [start(prompt, turn)]
         tokens = tuple(chance.choices(range(VOCABULARY), k=chance.randrange(1, 40)))
-        root = ROOT
-        for token in tokens:
-            root = node_id(root, token)
-        messages.append(Reroot(RequestId(turn), 1, len(prompt) - 1, tokens, root, missed=True))
+        messages.append(Reroot(RequestId(turn), 1, len(prompt) - 1, tokens, below(ROOT, tokens), missed=True))
         live.append(turn)
         if chance.random() < 0.7:
             messages.append(Stop(RequestId(live.pop(chance.randrange(len(live))))))
@@ -93,8 +87,7 @@ def test_a_conversation_is_prefilled_once():
         prompt += random.Random(turn).choices(range(VOCABULARY), k=40)
 
     assert len(engine.opened) == 1
-    (turns,) = [len(prompt) - 40 - 1]
-    assert prefilled(engine) <= turns
+    assert prefilled(engine) <= len(prompt) - 40 - 1
 
 
 def test_reused_tokens_are_reported_before_the_first_growth():

@@ -15,15 +15,10 @@ from draft_worker.drafters.peagle import PeagleRunner
 from draft_worker.engine_interface import Batch
 from draft_worker.engines import eagle3
 from draft_worker.engines.block import BlockEngine
-from draft_worker.features import FeatureFeed, ReceivedBlocks
 from protocol.contracts.drafters.description import Eagle3Form
-from protocol.features.blocks import shipments
-from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
-from protocol.messages.base import RequestId
-from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection
+from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
-from protocol.speculation.rolling_context import RollingContext
 from protocol.worker.process import WorkerSetup
 from target_worker.feature_rings import ProjectionIntake, projected
 from tests.support.models import eagle3_folders
@@ -125,57 +120,3 @@ def test_a_norm_before_the_projection_keeps_features_raw(tmp_path: Path):
 
     assert engine.matrix is None
     assert engine.features == FeatureForm((0, 1), WIDTH)
-
-
-# Where they come from ------------------------------------------------------------------------------
-
-OWN = FeatureForm((1, 4), 4, Projection(3, 5))
-RAW, OTHER = FeatureForm((1, 4), 4), FeatureForm((1, 4), 4, Projection(3, 6))
-
-
-def block(first: int, count: int, form: FeatureForm) -> FeatureShipment:
-    rows = np.full((count, form.elements), first, np.float16)
-    (shipment,) = shipments(RequestId(1), 0, first, form, ElementType.FLOAT16, rows)
-    return shipment
-
-
-def test_blocks_of_another_kind_take_the_place_of_those_before():
-    received = ReceivedBlocks(OWN)
-    spans = []
-    for shipment in (block(0, 4, RAW), block(4, 2, OWN), block(6, 1, OTHER), block(6, 2, OWN)):
-        received.add(shipment)
-        spans.append((received.available, received.form))
-
-    assert spans == [(range(4), RAW), (range(4, 6), OWN), (range(4, 6), OWN), (range(4, 8), OWN)]
-    found = received.read(4, 4, (1, 4))
-    assert found is not None
-    assert found.shape == (4, 3)
-
-
-class _Engine:
-    """Notes what it is fed."""
-
-    def __init__(self, committed: int) -> None:
-        self.committed = self.staleness = committed
-        self.unread = False
-        self.shapes: list[tuple[int, ...]] = []
-
-    def feed(self, first: int, rows: np.ndarray) -> None:
-        self.staleness -= len(rows)
-        self.shapes.append(rows.shape)
-
-
-@pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize(("form", "shapes"), [(RAW, [(6, 8)]), (OWN, [(6, 3)]), (OTHER, [])])
-def test_rows_that_another_drafters_matrix_made_are_never_fed(form: FeatureForm, shapes: list[tuple[int, ...]]):
-    ring = FeatureRing.create(form, ElementType.FLOAT16, fingerprint="a" * 64, epoch=1, capacity=16)
-    ring.write(0, np.ones((6, form.elements), np.float16))
-    engine: Any = _Engine(6)
-    feed = FeatureFeed(OWN, RollingContext(100), lambda: 0.0, FeatureRing.attach)
-    feed.announce(Features(RequestId(1), 0, ring.name, 0, 6))
-    feed.feed(engine, 6)
-    feed.close()
-    ring.unlink()
-    ring.close()
-
-    assert engine.shapes == shapes

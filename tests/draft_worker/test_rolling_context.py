@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,21 +12,18 @@ from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import NodeId, RequestId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Grow, Prefilled, Reroot, Start
+from protocol.messages.worker import Prefilled
 from protocol.speculation.rolling_context import RollingContext
-from protocol.speculation.token_tree import node_id
-from protocol.worker.interface import WorkerReply
+from tests.support.draft_conversation import Conversation
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY as TINY_VOCABULARY
 from tests.support.models.tiny_models import stock_logits
 
 CONTEXTS = (4, 8, 32, 96, 2048)
-ONE = RequestId(1)
 ARENA = "lp-" + "a" * 20
 
 
@@ -45,37 +43,21 @@ class SavingEngine(FakeEngine):
         return self.opened[-1]
 
 
-class Conversation:
-    """A worker and one request at it, which goes on token by token."""
+class Talk(Conversation):
+    """One request, which goes on token by token."""
 
     def __init__(self, engine: Engine, prompt: list[int], cache: int = 0) -> None:
-        self.worker = DraftWorker(engine, lambda: 0.0, prefill_chunk=16, prefix_cache=cache)
-        self.tokens = list(prompt)
-        self.round = 0
-        self.root = NodeId(9)
-        self.told: list[WorkerReply] = []
-        self.begin()
-
-    def begin(self) -> None:
-        plan = BestFirst(width=1, fan=2)
-        self.told += self.worker.handle(Start(ONE, self.round, tuple(self.tokens), self.root, Sampling(), plan))
-
-    def add(self, token: int) -> None:
-        position, self.round, self.root = len(self.tokens) - 1, self.round + 1, node_id(self.root, token)
-        self.tokens.append(token)
-        self.told += self.worker.handle(Reroot(ONE, self.round, position, (token,), self.root, missed=True))
+        worker = DraftWorker(engine, lambda: 0.0, prefill_chunk=16, prefix_cache=cache)
+        super().__init__(worker, prompt, BestFirst(width=1, fan=2))
+        self.told = self.start()
 
     def guesses(self) -> list[int]:
         """Work until the root has children; the most probable first."""
         for _ in range(100):
-            replies = [*self.worker.work()]
-            self.told += replies
-            for grow in (reply for reply in replies if isinstance(reply, Grow)):
-                if self.root in grow.parents:
-                    return [
-                        token for parent, token in zip(grow.parents, grow.tokens, strict=True) if parent == self.root
-                    ]
-        return []
+            if self.tree.root.children:
+                break
+            self.told += self.work()
+        return [*self.tree.root.children]
 
 
 def some(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[int]:
@@ -106,18 +88,18 @@ def test_tokens_are_dropped_many_at_once(context: int):
 @pytest.mark.parametrize("context", [16, 33, 96])
 def test_growth_never_stops_and_follows_what_is_seen(context: int):
     engine = FakeEngine(context)
-    rolling, conversation = RollingContext(context), Conversation(engine, some(5))
+    rolling, conversation = RollingContext(context), Talk(engine, some(5))
     for token in some(4 * context, seed=1):
         seen = [*rolling.seen(conversation.tokens[:-1]), conversation.tokens[-1]]
 
         assert conversation.guesses() == oracle(seen, 2).tokens
         assert max(map(len, engine.opened[-1].evaluated)) < context
-        conversation.add(token)
+        conversation.commit(token, missed=True)
 
 
 def test_a_prompt_far_beyond_the_context_is_read_from_its_end_alone():
     engine, prompt = FakeEngine(96), some(2000)
-    conversation = Conversation(engine, prompt)
+    conversation = Talk(engine, prompt)
 
     assert conversation.guesses() == oracle([*RollingContext(96).seen(prompt[:-1]), prompt[-1]], 2).tokens
     assert -sum(forward for forward in engine.opened[0].forwards if forward < 0) < 96
@@ -125,10 +107,10 @@ def test_a_prompt_far_beyond_the_context_is_read_from_its_end_alone():
 
 def test_dropping_tokens_prefills_at_most_one_and_a_half_for_each_token_that_is_added():
     engine = FakeEngine(512)
-    conversation = Conversation(engine, some(440))
+    conversation = Talk(engine, some(440))
     for token in some(1000, seed=2):
         conversation.guesses()
-        conversation.add(token)
+        conversation.commit(token, missed=True)
 
     prefilled = -sum(forward for forward in engine.opened[0].forwards if forward < 0)
     assert prefilled < 440 + 1.5 * 1000
@@ -136,11 +118,10 @@ def test_dropping_tokens_prefills_at_most_one_and_a_half_for_each_token_that_is_
 
 def test_the_next_turn_keeps_the_kv_of_what_it_goes_on_seeing():
     engine, prompt = FakeEngine(96), some(130)
-    first = Conversation(engine, prompt, cache=10_000)
+    first = Talk(engine, prompt, cache=10_000)
     first.guesses()
-    first.tokens += some(3, seed=5)
-    first.round, first.root = 1, NodeId(10)
-    first.begin()
+    first.reroot(*some(3, seed=5), missed=True)
+    first.start()
 
     assert first.guesses() == oracle([*RollingContext(96).seen(first.tokens[:-1]), first.tokens[-1]], 2).tokens
     assert len(engine.opened) == 1
@@ -148,21 +129,29 @@ def test_the_next_turn_keeps_the_kv_of_what_it_goes_on_seeing():
 
 
 def test_a_draft_that_sees_a_part_offers_no_kv_and_takes_none():
-    whole, part = (Conversation(SavingEngine(96), some(count)) for count in (40, 130))
+    whole, part = (Talk(SavingEngine(96), some(count)) for count in (40, 130))
     for each in (whole, part):
         each.guesses()
-    restarted = DraftWorker(SavingEngine(96), lambda: 0.0)
-    adopt = KvReference(ARENA, 40)
-    replies = [*restarted.handle(Start(ONE, 0, tuple(some(130)), NodeId(9), Sampling(), adopt=adopt))]
-    while not any(isinstance(reply, Grow) for reply in replies):
-        replies += restarted.work()
+    restarted = Conversation(SavingEngine(96), some(130), adopt=KvReference(ARENA, 40))
+    replies = [*restarted.start(), *restarted.work(20)]
 
     assert any(isinstance(told, KvOffer) for told in whole.told)
     assert not any(isinstance(told, KvOffer) for told in part.told)
+    assert restarted.tree.root.children
     assert not any(isinstance(told, Prefilled) for told in replies)
 
 
 # Real engines --------------------------------------------------------------------------------------
+
+
+def assert_goes_on(engine: Engine, network: Any) -> None:
+    """With a context of 32 tokens."""
+    conversation = Talk(engine, some(10))
+    for token in some(50, seed=3):
+        seen = [*RollingContext(32).seen(conversation.tokens[:-1]), conversation.tokens[-1]]
+
+        assert conversation.guesses()[0] == stock_logits(network, seen).argmax().item()
+        conversation.commit(token, missed=True)
 
 
 def test_a_converted_draft_goes_on_with_the_tokens_that_its_package_can_hold(tmp_path: Path):
@@ -170,13 +159,7 @@ def test_a_converted_draft_goes_on_with_the_tokens_that_its_package_can_hold(tmp
     from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 
     converted = runs.convert(runs.tiny("qwen2"), tmp_path / "model", context=32, widths=(1, 16))
-    conversation = Conversation(CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")), some(10))
-    model, rolling = runs.tiny("qwen2"), RollingContext(32)
-    for token in some(50, seed=3):
-        seen = [*rolling.seen(conversation.tokens[:-1]), conversation.tokens[-1]]
-
-        assert conversation.guesses()[0] == stock_logits(model, seen).argmax().item()
-        conversation.add(token)
+    assert_goes_on(CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")), runs.tiny("qwen2"))
 
 
 def engines(folder: Path) -> list[Engine]:
@@ -208,10 +191,5 @@ def test_the_noise_is_that_of_the_conversation_s_positions(tmp_path: Path):
 def test_an_mlx_draft_goes_on_beyond_its_context_whatever_its_caches(name: str):
     """A recurrent state can't be cut back to the first tokens: the draft then reads them again."""
     network = tiny(name, max_position_embeddings=32)
-    rolling = RollingContext(32)
-    conversation = Conversation(MlxEngine(LanguageModel(network), ""), some(10))
-    for token in some(50, seed=4):
-        seen = [*rolling.seen(conversation.tokens[:-1]), conversation.tokens[-1]]
 
-        assert conversation.guesses()[0] == stock_logits(network, seen).argmax().item()
-        conversation.add(token)
+    assert_goes_on(MlxEngine(LanguageModel(network), ""), network)

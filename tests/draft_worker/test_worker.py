@@ -1,22 +1,21 @@
 """Laws of the draft's message handling, over an engine that checks how its rows are used."""
 
 import random
-from collections.abc import Iterable, Iterator
 
+import msgspec
 import pytest
 
 from draft_worker.worker import DraftWorker
-from protocol.messages.base import MAX_NODES, NodeId, RequestId
+from protocol.messages.base import MAX_NODES, NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Extend, Fault, Grow, Reroot, Start, Stop
+from protocol.messages.worker import Extend, Fault, Reroot, Start, Stop
 from protocol.speculation.prompt_lookup import PromptLookup
-from protocol.speculation.token_tree import Node, TokenTree, node_id
+from protocol.speculation.token_tree import node_id
 from protocol.worker.interface import WorkerReply
+from tests.support.draft_conversation import ONE, ROOT, TWO, Conversation, grows
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
 
-ONE, TWO = RequestId(1), RequestId(2)
-ROOT = NodeId(1000)
 PROMPT = (3, 1, 4, 1, 5)
 
 
@@ -31,54 +30,17 @@ class Ticking:
         return self.now
 
 
-class Bench:
-    """A worker, and the orchestrator's view of one of its sequences."""
+class Bench(Conversation):
+    """A worker of the fake engine, and one of its sequences."""
 
     def __init__(self, plan: GrowthPlan | None = None, prompt: tuple[int, ...] = PROMPT, context: int = 10_000) -> None:
         self.engine = FakeEngine(context)
-        self.worker = DraftWorker(self.engine, Ticking(), prefill_chunk=32)
-        self.tokens = list(prompt)
-        self.round = 0
-        self.root = ROOT
-        self.mirror = TokenTree(ROOT, prompt[-1], len(prompt) - 1)
-        self.plan = plan or BestFirst(width=2, fan=3)
-        self.tell(self.start())
+        super().__init__(DraftWorker(self.engine, Ticking(), prefill_chunk=32), prompt, plan)
+        self.start()
 
     @property
     def rows(self) -> FakeSequence:
         return self.engine.opened[-1]
-
-    def start(self, sequence: RequestId = ONE) -> Start:
-        return Start(sequence, self.round, tuple(self.tokens), self.root, Sampling(), self.plan)
-
-    def tell(self, message: Start | Reroot | Stop | Extend) -> list[WorkerReply]:
-        return self.seen(self.worker.handle(message))
-
-    def work(self, units: int = 1) -> list[WorkerReply]:
-        return [reply for _ in range(units) if self.worker.has_work for reply in self.seen(self.worker.work())]
-
-    def seen(self, replies: Iterable[WorkerReply]) -> list[WorkerReply]:
-        replies = list(replies)
-        for grow in grows(replies):
-            for parent, token, probability in zip(grow.parents, grow.tokens, grow.probabilities, strict=True):
-                node = self.mirror.get(parent)
-                if node is not None:
-                    self.mirror.add(node, token, probability)
-        return replies
-
-    def reroot(self, *tokens: int, missed: bool = False, plan: GrowthPlan | None = None) -> Reroot:
-        """The message for `tokens`. Updates the orchestrator's view."""
-        position = self.mirror.root.depth
-        for token in tokens:
-            self.root = node_id(self.root, token)
-        self.mirror.advance(tokens)
-        self.tokens += tokens
-        self.round += 1
-        return Reroot(ONE, self.round, position, tokens, self.root, missed, plan)
-
-
-def grows(replies: Iterable[WorkerReply]) -> list[Grow]:
-    return [reply for reply in replies if isinstance(reply, Grow)]
 
 
 def only_fault(replies: list[WorkerReply]) -> Fault:
@@ -87,21 +49,14 @@ def only_fault(replies: list[WorkerReply]) -> Fault:
     return fault
 
 
-def test_the_first_growth_is_what_follows_the_prompt():
+def test_the_first_growth_is_what_follows_the_prompt_and_growth_states_its_cost_by_the_given_clock():
     bench = Bench()
-    (grow,) = grows(bench.work())
+    grow, later = grows(bench.work(2))
     expected = oracle(PROMPT, 3)
 
     assert (grow.request, grow.round, grow.parents) == (ONE, 0, (ROOT,) * 3)
     assert (list(grow.tokens), list(grow.probabilities)) == (expected.tokens, expected.probabilities)
-
-
-def test_growth_states_its_cost_by_the_given_clock():
-    bench = Bench()
-    bench.work()
-    (grow,) = grows(bench.work())
-
-    assert (grow.evaluated, grow.seconds) == (2, 0.5)
+    assert (later.evaluated, later.seconds) == (2, 0.5)
 
 
 def test_a_plan_with_lookup_gives_each_node_what_followed_its_last_tokens():
@@ -112,21 +67,13 @@ def test_a_plan_with_lookup_gives_each_node_what_followed_its_last_tokens():
     lookup.extend(bench.tokens[:-1])
     assert bench.rows.followers[0] == lookup.continuations([*bench.tokens], 1) == [(3, pytest.approx(2 / 3))]
 
-    bench.tell(bench.reroot(3, 4))
+    bench.commit(3, 4)
     bench.work(2)
 
     lookup.extend([2, 3])
     expected = [lookup.continuations(path, 8) for path in bench.rows.evaluated[before:]]
     assert bench.rows.followers[before:] == expected
     assert {token for token, _ in expected[0]} == {8, 9}
-
-
-def test_a_plan_without_lookup_gives_none():
-    bench = Bench()
-    bench.work(2)
-
-    assert bench.rows.evaluated
-    assert not bench.rows.followers
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_before_the_first_growth():
@@ -142,9 +89,9 @@ def test_a_re_root_along_the_tree_keeps_what_was_evaluated():
     bench = Bench()
     bench.work(6)
     before = len(bench.rows.evaluated)
-    main = bench.mirror.root.main_child
+    main = bench.tree.root.main_child
     assert main is not None
-    replies = bench.tell(bench.reroot(main.token))
+    replies = bench.commit(main.token)
     bench.work(6)
 
     assert replies == []
@@ -155,37 +102,28 @@ def test_a_re_root_along_the_tree_keeps_what_was_evaluated():
 def test_a_miss_costs_one_forward():
     bench = Bench()
     bench.work(3)
-    unseen = next(token for token in range(VOCABULARY) if token not in bench.mirror.root.children)
-    bench.tell(bench.reroot(unseen, 7, 8, missed=True))
+    unseen = next(token for token in range(VOCABULARY) if token not in bench.tree.root.children)
+    bench.commit(unseen, 7, 8, missed=True)
     forwards = len(bench.rows.forwards)
     (grow,) = grows(bench.work())
 
     assert bench.rows.forwards[forwards:] == [3]
     assert list(grow.tokens) == oracle([*PROMPT, unseen, 7, 8], 3).tokens
+    assert not bench.rows.followers, "the plan has no lookup"
 
 
 def test_a_missed_root_with_children_is_published_again():
     bench = Bench()
     bench.work(8)
-    main = bench.mirror.root.main_child
+    main = bench.tree.root.main_child
     assert main is not None
     assert main.children
-    expected = {node.id for node in descendants(main)}
-    (again,) = grows(bench.tell(bench.reroot(main.token, missed=True)))
+    bench.tree.advance([main.token])
+    expected = {node.id for node in bench.tree}
+    (again,) = grows(bench.commit(main.token, missed=True))
 
     assert (again.evaluated, again.seconds, again.round) == (0, 0.0, 1)
-    assert {node_id(parent, token) for parent, token in zip(again.parents, again.tokens, strict=True)} == expected
-    assert all(parent == bench.root or parent in published_before(again, at) for at, parent in enumerate(again.parents))
-
-
-def descendants(node: Node) -> Iterator[Node]:
-    for child in node.children.values():
-        yield child
-        yield from descendants(child)
-
-
-def published_before(grow: Grow, at: int) -> set[NodeId]:
-    return {node_id(parent, token) for parent, token in zip(grow.parents[:at], grow.tokens[:at], strict=True)}
+    assert {node.id for node in bench.tree} == expected
 
 
 def test_a_repeated_start_changes_nothing():
@@ -193,7 +131,7 @@ def test_a_repeated_start_changes_nothing():
     bench.work(3)
     evaluated = list(bench.rows.evaluated)
 
-    assert bench.tell(bench.start()) == []
+    assert bench.start() == []
     bench.work(3)
     assert bench.rows.evaluated[: len(evaluated)] == evaluated
     assert len(set(bench.rows.evaluated)) == len(bench.rows.evaluated)
@@ -204,7 +142,7 @@ def test_a_start_reuses_the_prefix_that_it_shares():
     bench.work(3)
     bench.tokens[35:] = [1, 1, 1]
     bench.round = 4
-    bench.tell(bench.start())
+    bench.start()
     forwards = len(bench.rows.forwards)
     (grow,) = grows(bench.work())
 
@@ -251,8 +189,8 @@ def test_a_start_restores_a_lost_sequence():
     bench = Bench()
     bench.work(4)
     bench.reroot(5)
-    bench.tell(bench.reroot(6))
-    bench.tell(bench.start())
+    bench.commit(6)
+    bench.start()
     (grow,) = grows(bench.work())
 
     assert grow.round == 2
@@ -262,7 +200,7 @@ def test_a_start_restores_a_lost_sequence():
 def test_a_re_root_while_prefilling_means_more_to_prefill():
     bench = Bench(prompt=tuple(range(50)) * 2)
     bench.work()
-    replies = bench.tell(bench.reroot(7, 8, 9, missed=True))
+    replies = bench.commit(7, 8, 9, missed=True)
     grow = grows(bench.work(5))[0]
 
     assert replies == []
@@ -272,32 +210,22 @@ def test_a_re_root_while_prefilling_means_more_to_prefill():
 def test_a_new_plan_comes_with_a_re_root():
     bench = Bench(BestFirst(width=2, fan=3))
     bench.work(2)
-    bench.tell(bench.reroot(48, plan=Chain(2)))
+    bench.commit(48, plan=Chain(2))
     replies = grows(bench.work(10))
 
     assert [len(grow.tokens) for grow in replies] == [1, 1]
 
 
-def test_a_resting_draft_grows_when_it_is_asked():
+def test_a_resting_draft_grows_when_it_is_asked_also_before_the_re_root_and_not_below_an_old_root():
     bench = Bench(BestFirst(width=2, fan=3, steps=0))
     assert not grows(bench.work(3))
-
     bench.tell(Extend(ONE, bench.round, 2))
     assert len(grows(bench.work(5))) == 2
 
-
-def test_a_request_may_come_before_the_re_root_to_its_root():
-    bench = Bench(BestFirst(width=2, fan=3, steps=0))
     bench.tell(Extend(ONE, bench.round + 1, 1))
     assert not grows(bench.work(3))
-
-    bench.tell(bench.reroot(7))
+    bench.commit(7)
     assert len(grows(bench.work(3))) == 1
-
-
-def test_a_request_below_an_old_root_or_of_an_unknown_sequence_is_ignored():
-    bench = Bench(BestFirst(width=2, fan=3, steps=0))
-    bench.tell(bench.reroot(7))
 
     assert not bench.tell(Extend(ONE, bench.round - 1, 9))
     assert not bench.tell(Extend(TWO, bench.round, 9))
@@ -307,7 +235,7 @@ def test_a_request_below_an_old_root_or_of_an_unknown_sequence_is_ignored():
 def test_bonus_guesses_that_need_no_forward_follow_the_re_root_at_once():
     bench = Bench(FanOut(depth=2, fan=(1, 1, 1)))
     bench.work(3)
-    main = next(bench.mirror.main_chain())
+    main = next(bench.tree.main_chain())
     (at_once,) = grows(bench.tell(bench.reroot(main.token, plan=FanOut(depth=1, fan=(2, 1)))))
 
     assert (at_once.evaluated, at_once.parents) == (0, (bench.root,))
@@ -317,7 +245,7 @@ def test_bonus_guesses_that_need_no_forward_follow_the_re_root_at_once():
 def test_a_token_beyond_the_vocabulary_is_refused_in_a_start_and_in_a_re_root(start: bool):
     bench = Bench()
     message = bench.reroot(VOCABULARY)
-    fault = only_fault(bench.tell(bench.start() if start else message))
+    fault = only_fault(bench.tell(bench.started() if start else message))
 
     assert (fault.kind, fault.request) == ("refused", ONE)
     assert str(VOCABULARY) in fault.text
@@ -329,8 +257,8 @@ def test_a_tree_that_reaches_the_end_of_the_context_parks_the_sequence_until_the
     bench.work(100)
 
     assert not bench.worker.has_work
-    assert max(node.depth for node in bench.mirror) == len(PROMPT) + 2
-    bench.tell(bench.reroot(1, 2, 3, 4, 5, 6))
+    assert max(node.depth for node in bench.tree) == len(PROMPT) + 2
+    bench.commit(1, 2, 3, 4, 5, 6)
     assert bench.worker.has_work
 
 
@@ -339,13 +267,13 @@ def test_a_stopped_sequence_is_forgotten():
     assert bench.tell(Stop(TWO)) == bench.tell(Stop(ONE)) == []
 
     assert not bench.worker.has_work
-    assert only_fault(bench.tell(bench.reroot(5))).kind == "lost"
+    assert only_fault(bench.commit(5)).kind == "lost"
 
 
 def test_a_parked_sequence_leaves_its_turn_to_others():
     bench = Bench(Chain(1))
     bench.plan = BestFirst(width=1, fan=1)
-    bench.tell(bench.start(TWO))
+    bench.tell(msgspec.structs.replace(bench.started(), request=TWO))
     order = [grow.request for _ in range(4) for grow in grows(bench.worker.work())]
 
     assert order == [ONE, TWO, TWO, TWO]
@@ -367,15 +295,15 @@ def test_growth_after_any_verdict_equals_that_of_a_new_start(seed: int):
     bench = Bench(source.choice([BestFirst(3, 2), Chain(3), FanOut(2, (1, 2, 1))]), prompt=tuple(range(30)))
     for _ in range(25):
         bench.work(source.randrange(4))
-        tokens, node = [], bench.mirror.root
+        tokens, node = [], bench.tree.root
         for _ in range(source.randint(1, 4)):
             likely = [*node.children] if node and source.random() < 0.8 else []
             tokens.append(source.choice(likely) if likely else source.randrange(VOCABULARY))
             node = node.children.get(tokens[-1]) if node else None
-        assert not [reply for reply in bench.tell(bench.reroot(*tokens, missed=True)) if isinstance(reply, Fault)]
+        assert not [reply for reply in bench.commit(*tokens, missed=True) if isinstance(reply, Fault)]
 
     assert bench.work(50)
-    for node in bench.mirror:
+    for node in bench.tree:
         path, up = [], node
         while up is not None:
             path.append(up.token)

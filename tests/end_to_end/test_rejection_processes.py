@@ -11,10 +11,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 
 from orchestrator import Pipeline, Result, SamplingParams
-from tests.support.models.tiny_models import network, stock_logits
+from tests.support.models.tiny_models import network, stock_logits, write_model
 
 VOCABULARY = 12
 PROMPT = (3, 1, 4, 1, 5)
@@ -31,10 +30,7 @@ OPTIONS: dict[str, Options] = {
 
 def save(folder: Path, model: Any) -> Path:
     """The model in mlx-lm's format, with a tokenizer of one word a token."""
-    folder.mkdir()
-    arguments = {key: value for key, value in vars(model.args).items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(arguments))
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    write_model(folder, model)
     words = {f"w{token}": token for token in range(VOCABULARY)}
     tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
     level = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}

@@ -3,9 +3,12 @@
 Rows, not caches: each row keeps its key, value and output, so any path can be computed.
 """
 
+import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
+import mlx.core as mx
 import numpy as np
 
 
@@ -22,6 +25,14 @@ class Reference:
     def __init__(self, tensors: dict[str, Any], config: dict[str, Any]) -> None:
         self._tensors = {name: np.array(values, dtype=np.float64) for name, values in tensors.items()}
         self._config = config
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """In any family's form."""
+        config = json.loads((folder / "config.json").read_text())
+        stored: Any = mx.load(str(folder / "model.safetensors"))
+        tensors = {name.replace("layers.0.", "midlayer."): values for name, values in stored.items()}
+        return cls(tensors, config | config.get("transformer_layer_config", {}))
 
     def fuse(self, feature: Any) -> Any:
         if self._config.get("norm_before_fc"):

@@ -12,7 +12,6 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from orchestrator.cli.idle_sleep import stays_awake
@@ -23,6 +22,7 @@ from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.hardware import usable_cores, worker_environment
 from orchestrator.text.training_prompts import write_prompts
 from protocol.child_process import reports
+from protocol.contracts.coreml import Progress
 from protocol.contracts.training import (
     DEPTHS,
     LONGEST_PROMPT,
@@ -215,51 +215,28 @@ def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> tuple[str, tu
 
 
 def _watched(order: TrainingOrder, threads: int, quiet: bool) -> TrainingFinished:
+    """Shows a bar; where standard error is no terminal, a line for each stage and every ten seconds."""
+    console, stage, time_shown = Console(stderr=True), "", 0.0
     # Closing asks the process to save its state, also when Ctrl-C is what ends us.
-    with _Bar(quiet) as bar, closing(training(order, threads)) as reports:
+    with ConversionBar(quiet) as bar, closing(training(order, threads)) as reports:
         for report in reports:
-            if isinstance(report, TrainingProgress):
-                bar.show(report)
-            elif isinstance(report, TrainingFinished):
+            if isinstance(report, TrainingFinished):
                 return report
+            if isinstance(report, TrainingPaused):
+                break
+            if console.is_terminal:
+                done = round(1000 * report.done / (report.total or 1))
+                bar(Progress(f"{report.stage}: {_facts(report)}", done, 1000))
+            elif not quiet and (stage != report.stage or time.monotonic() - time_shown > _LINE_SECONDS):
+                stage, time_shown = report.stage, time.monotonic()
+                share = f"{report.done / report.total:.0%} · " if report.total else ""
+                say(f"{stage}: {share}{_facts(report)}", err=True)
     raise KeyboardInterrupt
 
 
-class _Bar:
-    """On standard error; where that is no terminal, a line for each stage and every ten seconds."""
-
-    def __init__(self, quiet: bool) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}")
-        self._console = Console(stderr=True, quiet=quiet)
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._shown = "", 0.0
-        """The stage of the last line in a pipe, and its time."""
-        self._task = self._bar.add_task("", facts="")
-
-    def __enter__(self) -> "_Bar":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def show(self, progress: TrainingProgress) -> None:
-        facts = [f"{progress.tokens:,} tokens"] if progress.tokens else []
-        facts += [] if progress.loss is None else [f"loss {progress.loss:.3f}"]
-        facts += [] if progress.acceptance is None else [f"{progress.acceptance:.1%} right"]
-        facts += [] if progress.seconds_left is None else [f"{progress.seconds_left / 60:.0f} min left"]
-        if not self._console.is_terminal:
-            stage, time_shown = self._shown
-            if stage != progress.stage or time.monotonic() - time_shown > _LINE_SECONDS:
-                self._shown = progress.stage, time.monotonic()
-                share = f"{progress.done / progress.total:.0%}" if progress.total else ""
-                said = " · ".join(filter(None, (share, *facts)))
-                self._console.print(f"{progress.stage}: {said}", markup=False, highlight=False, soft_wrap=True)
-            return
-        self._bar.update(
-            self._task,
-            description=progress.stage,
-            completed=progress.done,
-            total=progress.total,
-            facts=" · ".join(facts),
-        )
+def _facts(progress: TrainingProgress) -> str:
+    facts = [f"{progress.tokens:,} tokens"] if progress.tokens else []
+    facts += [] if progress.loss is None else [f"loss {progress.loss:.3f}"]
+    facts += [] if progress.acceptance is None else [f"{progress.acceptance:.1%} right"]
+    facts += [] if progress.seconds_left is None else [f"{progress.seconds_left / 60:.0f} min left"]
+    return " · ".join(facts)

@@ -10,9 +10,7 @@
   and windows are causal in a block unless `sliding_window_non_causal`. Copies of the ends, perhaps a head of some
   tokens, which d2t names.
 
-All name the target's outputs, counted from 0 (hidden_states[id + 1]). Our own key `clean_prefix` says how many known
-tokens a block may begin with, and our own file head_tokens.npy which tokens are guessed at all; other programs ignore
-both.
+All name the target's outputs, counted from 0 (hidden_states[id + 1]).
 """
 
 from collections.abc import Mapping
@@ -63,7 +61,6 @@ class _Config(DecoderConfig, kw_only=True):
     projector_type: str | None = None
     final_logit_softcapping: Annotated[float, Meta(ge=0)] = 0.0
     block_size: Annotated[int, Meta(ge=2, le=64)]
-    clean_prefix: Annotated[int, Meta(ge=1, le=64)] = 1
     markov_rank: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     markov_head_type: MarkovKind = "vanilla"
     conv_kernel_size: Annotated[int, Meta(ge=0, le=64)] = 0
@@ -120,7 +117,6 @@ def block(found: DrafterCheckpoint) -> Drafter:
         block=config.block_size,
         mask_token=config.mask_token_id,
         anchor_predicts=config.anchor_predicts,
-        clean_prefix=config.clean_prefix,
         markov=config.markov_head_type if config.markov_rank else None,
         rank=config.markov_rank or (config.selector_rank if config.selector_top_k else 0),
         choices=config.selector_top_k,

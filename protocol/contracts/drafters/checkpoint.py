@@ -158,15 +158,14 @@ class DrafterCheckpoint(NamedTuple):
         return outputs
 
     def drafted(self, stated: int | None, width: int, vocabulary: int) -> int | None:
-        """Tokens of a reduced head, which a table d2t maps to the target's, or those that our own file beside the
-        weights names; None: all. `stated`: by config.json."""
+        """Tokens of a reduced head, which a table d2t maps to the target's; None: all. `stated`: by config.json."""
         own = stated or vocabulary
         if own > vocabulary:
             raise self.wrong(f"its config.json says that it drafts {own:,} of {vocabulary:,} tokens")
         if self.has("lm_head.weight"):
             self.require("lm_head.weight", (own, width))
         if own == vocabulary:
-            return self.head_tokens()
+            return None
         if not self.has("lm_head.weight"):
             raise self.wrong(f"it drafts {own:,} of {vocabulary:,} tokens and has no head of its own")
         self.require("d2t", (own,))

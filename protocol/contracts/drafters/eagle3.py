@@ -83,8 +83,8 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
     found.need(f"{first}.hidden_norm.weight", f"{first}.input_layernorm.weight", "norm.weight")
     head = found.has("lm_head.weight")
     drafted = found.drafted(config.draft_vocab_size, width, vocabulary)
-    if head and config.draft_vocab_size in (None, vocabulary):
-        drafted = None
+    if drafted is None and not head:
+        drafted = found.head_tokens()
     kind = "peagle" if found.config.get(SPECULATORS) == "peagle" else "eagle3"
     masked = kind == "peagle" or found.has("mask_hidden")
     if masked:

@@ -28,19 +28,12 @@ def random_logits(rows: int, width: int, seed: int) -> list[list[float]]:
     return (3 * np.random.default_rng(seed).normal(size=(rows, width))).tolist()
 
 
-def test_greedy_candidates_are_ranked_by_softmax():
-    (found,) = proposed([[0.0, 2.0, 1.0, -1.0, 0.5]], Sampling(), asking(3))
-    total = sum(math.exp(value) for value in (0.0, 2.0, 1.0, -1.0, 0.5))
-
-    assert list(found.tokens[:3]) == [1, 2, 4]
-    assert found.probabilities[0] == pytest.approx(math.exp(2) / total, rel=1e-5)
-
-
-def test_coupled_candidates_are_ranked_by_the_target_s_score():
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED])
+def test_candidates_are_ranked_by_the_target_s_score(sampling: Sampling):
     logits = random_logits(6, 300, seed=1)
-    expected = scores(mx.array(logits), range(50, 56), COUPLED, Noise(300))
+    expected = scores(mx.array(logits), range(50, 56), sampling, Noise(300))
 
-    found = proposed(logits, COUPLED, asking(4))
+    found = proposed(logits, sampling, asking(4))
     assert [each.tokens[0] for each in found] == np.array(mx.argmax(expected, axis=-1)).tolist()
     share = np.array(mx.softmax(expected, axis=-1))
     for row, each in zip(share, found, strict=True):
@@ -126,22 +119,12 @@ def test_each_row_is_the_weighted_sum_of_both(temperature: float, kind: mx.Dtype
     assert softmax(np.array(mixed(logits, _FOLLOWERS, temperature)), temperature) == pytest.approx(expected, abs=1e-5)
 
 
-def test_it_is_the_same_in_place():
-    logits = _LOGITS.copy()
-    mix(logits, _FOLLOWERS, 0.7)
-
-    assert logits == pytest.approx(np.array(mixed(mx.array(_LOGITS), _FOLLOWERS, 0.7)), abs=1e-5)
-
-
-def test_what_can_not_be_sampled_stays_out():
+def test_what_can_not_be_sampled_stays_out_and_it_is_the_same_in_place():
     banned = _LOGITS.copy()
     banned[0, 3] = -np.inf
     result = np.array(mixed(mx.array(banned), _FOLLOWERS, 0.7))
     mix(banned, _FOLLOWERS, 0.7)
 
     assert result[0, 3] == banned[0, 3] == -np.inf
+    assert result[1].tolist() == _LOGITS[1].tolist(), "it has no followers"
     assert banned == pytest.approx(result, abs=1e-5)
-
-
-def test_a_row_without_followers_does_not_change():
-    assert np.array(mixed(mx.array(_LOGITS), _FOLLOWERS, 0.7))[1].tolist() == _LOGITS[1].tolist()

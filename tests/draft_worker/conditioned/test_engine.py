@@ -1,6 +1,5 @@
 """Rows of a drafter that reads features: any interleaving of features, trees and cuts equals a row-by-row reference."""
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +19,11 @@ from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.speculation.token_tree import Candidates
 from tests.support.eagle3_reference import Reference, Row
 from tests.support.models import eagle3_folders as folders
+from tests.support.models.drafter_files import VOCABULARY, WIDTH
 
-VOCABULARY, HEAD = folders.VOCABULARY, folders.HEAD_TOKENS
+HEAD = folders.HEAD_TOKENS
 GREEDY = Sampling(temperature=0.0)
-FEATURES = np.random.default_rng(3).normal(size=(400, 3 * folders.TARGET_WIDTH)).astype(np.float32)
+FEATURES = np.random.default_rng(3).normal(size=(400, 3 * WIDTH)).astype(np.float32)
 
 
 def _engine(folder: Path) -> ConditionedEngine:
@@ -38,13 +38,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> ConditionedEngine:
     return _engine(folder)
-
-
-def _reference(folder: Path) -> Reference:
-    stored: Any = mx.load(str(folder / "model.safetensors"))
-    config = json.loads((folder / "config.json").read_text())
-    tensors = {name.replace("layers.0.", "midlayer."): values for name, values in stored.items()}
-    return Reference(tensors, config | config.get("transformer_layer_config", {}))
 
 
 def _tokens(count: int, seed: int = 1) -> list[int]:
@@ -76,6 +69,13 @@ def _assert_alike(ours: Sequence[Candidates], expected: Sequence[Any]) -> None:
     for found, logits in zip(ours, expected, strict=True):
         shares = np.exp(logits - logits.max())
         assert np.allclose(_chances(found), shares / shares.sum(), atol=1e-4)
+
+
+def _assert_as_fed(sequence: ConditionedSequence, engine: ConditionedEngine, tokens: Sequence[int]) -> None:
+    """It guesses what one that was fed all at once guesses."""
+    assert sequence.committed == len(tokens)
+    whole = _fed(engine, tokens).evaluate(_batch([3]))
+    assert np.allclose(_chances(sequence.evaluate(_batch([3]))[0]), _chances(whole[0]), atol=1e-5)
 
 
 class Simulated:
@@ -133,7 +133,7 @@ class Simulated:
             return self._reference.fuse(self.features[token - 1]), True
         if token in self._rows:
             return self._rows[token][1], False
-        return (self._tip[1] if self._tip[0] == token - 1 else np.zeros(folders.WIDTH)), False
+        return (self._tip[1] if self._tip[0] == token - 1 else np.zeros(WIDTH)), False
 
     def _node(self, token: int, parent: int) -> Any:
         above = [self.nodes[number][2] for number in self.path(parent)]
@@ -150,7 +150,7 @@ class Simulated:
 @given(st.integers(0, 2**32))
 def test_any_interleaving_equals_the_reference(engine: ConditionedEngine, folder: Path, seed: int):
     chance = random.Random(seed)
-    ours, expected = _opened(engine), Simulated(_reference(folder))
+    ours, expected = _opened(engine), Simulated(Reference.of(folder))
     begin = _tokens(chance.randrange(1, 12), seed)
     ours.prefill(begin)
     expected.tokens += begin
@@ -192,14 +192,13 @@ def _grow(ours: ConditionedSequence, expected: Simulated, chance: random.Random)
 
 def test_a_prompt_read_in_chunks_equals_one_forward(engine: ConditionedEngine):
     tokens, chunked = _tokens(90), _opened(engine)
-    whole = _fed(engine, tokens).evaluate(_batch([7]))
     for first in range(0, 90, 30):
         chunked.prefill(tokens[first : first + 30])
         chunked.feed(first, FEATURES[first : first + 30])
         while chunked.unread:
             chunked.read(12)
 
-    assert np.allclose(_chances(chunked.evaluate(_batch([7]))[0]), _chances(whole[0]), atol=1e-5)
+    _assert_as_fed(chunked, engine, tokens)
 
 
 def test_reading_is_wanted_only_for_many_tokens_with_features(engine: ConditionedEngine):
@@ -223,12 +222,9 @@ def test_behind_many_tokens_without_features_nothing_is_guessed_until_features_c
     sequence.keep((0,), (1,))
     assert sequence.evaluate(_batch([9], (1,))) == [Candidates([], [])]
     sequence.keep((1,), ())
-    assert sequence.committed == 62
-
     sequence.feed(0, FEATURES[:62])
 
-    whole = _fed(engine, [*tokens, 7, 8]).evaluate(_batch([3]))
-    assert np.allclose(_chances(sequence.evaluate(_batch([3]))[0]), _chances(whole[0]), atol=1e-5)
+    _assert_as_fed(sequence, engine, [*tokens, 7, 8])
 
 
 def test_rows_begin_at_the_first_fresh_feature(engine: ConditionedEngine, folder: Path):
@@ -238,7 +234,7 @@ def test_rows_begin_at_the_first_fresh_feature(engine: ConditionedEngine, folder
 
     found = sequence.evaluate(_batch([7, 8], (-1, 0)))
 
-    reference, rows = _reference(folder), list[Row]()
+    reference, rows = Reference.of(folder), list[Row]()
     for token in range(51, 61):
         rows.append(reference.row([*tokens, 7][token], reference.fuse(FEATURES[token - 1]), rows, token))
     last = reference.row(8, rows[-1].output, rows, 61)
@@ -255,9 +251,7 @@ def test_earlier_features_that_come_late_move_the_first_row_back(engine: Conditi
     sequence.evaluate(_batch([9], (1,)))
     sequence.truncate(60)
 
-    whole = _fed(engine, tokens).evaluate(_batch([3]))
-
-    assert np.allclose(_chances(sequence.evaluate(_batch([3]))[0]), _chances(whole[0]), atol=1e-5)
+    _assert_as_fed(sequence, engine, tokens)
 
 
 def test_a_copy_goes_on_by_itself(engine: ConditionedEngine):
@@ -267,9 +261,7 @@ def test_a_copy_goes_on_by_itself(engine: ConditionedEngine):
     before = [sequence.reopen(length, GREEDY, VOCABULARY, exclusive=False) for length in (40, 25)]
     sequence.keep((0,), ())
     for length, copy in zip((40, 25), before, strict=True):
-        whole = _fed(engine, tokens[:length]).evaluate(_batch([3]))
-        assert copy.committed == length
-        assert np.allclose(_chances(copy.evaluate(_batch([3]))[0]), _chances(whole[0]), atol=1e-5)
+        _assert_as_fed(copy, engine, tokens[:length])
 
 
 def test_sequences_in_one_forward_equal_each_alone(engine: ConditionedEngine):
@@ -315,8 +307,8 @@ def test_candidates_are_ranked_with_the_noise_of_the_head_s_tokens(engine: Condi
 
 
 def test_a_prompt_of_one_token(engine: ConditionedEngine, folder: Path):
-    reference, sequence = _reference(folder), _opened(engine)
-    first = reference.row(7, np.zeros(folders.WIDTH), [], 0)
+    reference, sequence = Reference.of(folder), _opened(engine)
+    first = reference.row(7, np.zeros(WIDTH), [], 0)
     second = reference.row(8, first.output, [first], 1)
 
     _assert_alike(sequence.evaluate(_batch([7, 8], (-1, 0))), [reference.logits(row) for row in (first, second)])

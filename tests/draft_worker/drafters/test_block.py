@@ -18,22 +18,10 @@ from tests.support.models.trained_drafters import (
     block_form,
     block_network,
     random_features,
-    write_block_folder,
-    write_target,
 )
 
 FEATURES = random_features(9, 64)
 BLOCKS = [Block([5], 9), Block([7, 3, 8], 11), Block([2, 5], 10), Block([4], 15)]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A drafter of each kind, and "target"."""
-    root = tmp_path_factory.mktemp("drafters")
-    target = write_target(root / "target")
-    for kind in BLOCK_KINDS:
-        write_block_folder(root / kind, kind, target)
-    return {name: root / name for name in (*BLOCK_KINDS, "target")}
 
 
 def computed(folders: dict[str, Path], kind: str, blocks: list[Block], context: Any = None) -> list[BlockRows]:

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.conditioned.runner import MlxRunner
+from draft_worker.conditioned.runner import ConditionedRunner
 from draft_worker.drafters.mtp import MtpHead, read_mtp
 from draft_worker.engine_interface import Batch
 from protocol.errors import InputError
@@ -133,7 +133,7 @@ def test_trees_equal_their_paths(tmp_path: Path, name: str):
     network = _borrowing(_write(tmp_path, name))
     form = FeatureForm((FINAL,), WIDTH)
     sizes: Any = {"width": WIDTH, "vocabulary": VOCABULARY, "context": 512}
-    runner = MlxRunner(network, tmp_path, features=form, architecture="mtp", **sizes)
+    runner = ConditionedRunner(network, tmp_path, features=form, architecture="mtp", **sizes)
     engine = ConditionedEngine("mtp", tmp_path, runner, "tiny", tmp_path)
 
     def opened() -> Any:

@@ -11,7 +11,7 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draft_worker.candidates.block_candidates import RankedRows
@@ -30,9 +30,8 @@ from tests.support.models.tiny_models import VOCABULARY
 from tests.support.models.trained_drafters import (
     BLOCK_KINDS,
     SHORT_HEAD,
+    pack_as_speculators,
     random_features,
-    shorten,
-    write_block_folder,
     write_target,
 )
 
@@ -58,17 +57,9 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    """One of each kind; "long prefix" was trained for three known tokens."""
-    root = tmp_path_factory.mktemp("drafters")
-    target = write_target(root / "target")
-    for kind in BLOCK_KINDS:
-        write_block_folder(root / kind, kind, target)
-    write_block_folder(root / "long prefix", "vanilla", target, clean_prefix=3)
-    return {
-        name: Pair(BlockEngine.load(root / name, root / "target"), root / name, root / "target")
-        for name in (*BLOCK_KINDS, "long prefix")
-    }
+def pairs(folders: dict[str, Path]) -> dict[str, Pair]:
+    target = folders["target"]
+    return {kind: Pair(BlockEngine.load(folders[kind], target), folders[kind], target) for kind in BLOCK_KINDS}
 
 
 def opened(
@@ -124,8 +115,8 @@ def test_a_short_head_s_candidates_are_those_of_the_whole_head_among_its_tokens(
     kind: str, sampling: str, pairs: dict[str, Pair], tmp_path: Path
 ):
     engine, drafter, target = pairs[kind]
-    shutil.copytree(drafter, tmp_path / "short")
-    short = BlockEngine.load(shorten(tmp_path / "short"), target)
+    folder = Path(shutil.copytree(drafter, tmp_path / "short"))
+    short = BlockEngine.load(pack_as_speculators(folder, target, SHORT_HEAD), target)
     start = Start(RequestId(1), 0, (*TEXT[:12], 5), NodeId(1), SAMPLINGS[sampling], vocabulary=VOCABULARY)
     batch = Batch([], [5, 9], [-1, 0], 4, processors=engine.processors(start), paths=[[], [9]])
     reference = BlockReference(drafter, target)
@@ -141,16 +132,16 @@ def test_a_short_head_s_candidates_are_those_of_the_whole_head_among_its_tokens(
 
 
 def test_a_node_that_its_anchors_block_reaches_needs_no_forward(pairs: dict[str, Pair]):
-    sequence = opened(pairs["long prefix"].engine, TEXT[:12], range(11))
+    sequence = opened(pairs["vanilla"].engine, TEXT[:12], range(12))
     chain(sequence, [1])
-    assert sequence.forward_widths == (5,)
+    assert sequence.forward_widths == (4,)
 
     sequence.evaluate(Batch([], [2, 3], [0, 0], 4))
     sequence.evaluate(Batch([], [4, 5], [1, 3], 4))
     assert sequence.forward_widths == ()
 
     sequence.evaluate(Batch([], [6, 7], [4, 2], 4))
-    assert sequence.forward_widths == (6,)
+    assert sequence.forward_widths == (4,)
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "lukewarm"])
@@ -165,15 +156,6 @@ def test_a_row_is_ranked_once_and_again_where_more_candidates_are_wanted(samplin
 
     assert few[0] == few[1]
     assert (few[0].tokens, len(many[0].tokens)) == (many[0].tokens[:4], 9)
-
-
-def test_known_tokens_behind_the_context_lead_the_block(pairs: dict[str, Pair]):
-    engine, drafter, target = pairs["long prefix"]
-    reference = BlockReference(drafter, target)
-    for fed, known in ((11, [TEXT[11], 5]), (10, [TEXT[10], TEXT[11], 5]), (8, [TEXT[10], TEXT[11], 5])):
-        states = reference.rows(known, 12, FEATURES[:fed].astype(np.float64), range(fed))
-        (found,) = chain(opened(engine, TEXT[:12], range(fed)), [5])
-        assert found.tokens == np.argsort(-reference.logits(states, [5]))[:4].tolist()
 
 
 @dataclass
@@ -287,9 +269,12 @@ _OPERATIONS = st.one_of(
     st.tuples(st.just("reopen"), st.booleans()),
 )
 
+_FED_AFTER_KEEPING = [("feed", 0, 3), ("evaluate", [(1, 0)]), ("keep", 0), ("feed", 0, 1), ("evaluate", [(2, 0)])]
+
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["z-lab", "z-lab with windows", "long prefix", "rnn", "DFlash2"])
+@pytest.mark.parametrize("kind", ["z-lab", "z-lab with windows", "vanilla", "rnn", "DFlash2"])
+@example(operations=_FED_AFTER_KEEPING)
 @given(operations=st.lists(_OPERATIONS, max_size=20))
 def test_any_history_gives_the_candidates_of_a_fresh_sequence_with_the_same_knowledge(
     kind: str, operations: list[tuple[Any, ...]], pairs: dict[str, Pair]
@@ -367,23 +352,15 @@ def test_the_engine_says_what_it_reads_and_knows(pairs: dict[str, Pair]):
     assert pairs["z-lab"].engine.architecture == "dflash"
 
 
-def setup(drafter: Path, target: Path | str) -> WorkerSetup:
-    return WorkerSetup(address="", epoch=1, incarnation=1, engine="block", model=str(drafter), target=str(target))
-
-
-def test_a_drafter_without_a_head_needs_its_target(pairs: dict[str, Pair]):
-    with pytest.raises(InputError, match=r"uses the embedding and the head of its target: name a target\.$"):
-        load(setup(pairs["z-lab"].drafter, ""))
-
-
-def test_a_target_of_another_vocabulary_is_refused(pairs: dict[str, Pair], tmp_path: Path):
+def test_a_drafter_finds_its_own_target_by_the_setup(pairs: dict[str, Pair], tmp_path: Path):
     write_target(tmp_path / "other", vocab_size=70)
 
+    def loaded(target: Path | str) -> BlockEngine:
+        drafter = str(pairs["z-lab"].drafter)
+        return load(WorkerSetup(address="", epoch=1, incarnation=1, engine="block", model=drafter, target=str(target)))
+
+    assert loaded(pairs["z-lab"].target).tokenizer == pairs["z-lab"].engine.tokenizer
+    with pytest.raises(InputError, match=r"uses the embedding and the head of its target: name a target\.$"):
+        loaded("")
     with pytest.raises(InputError, match=r"67 tokens, but .* has 32 and 70: choose the draft's own target\.$"):
-        load(setup(pairs["z-lab"].drafter, tmp_path / "other"))
-
-
-def test_a_drafter_finds_its_target_by_the_setup(pairs: dict[str, Pair]):
-    engine = load(setup(pairs["z-lab"].drafter, pairs["z-lab"].target))
-
-    assert engine.tokenizer == pairs["z-lab"].engine.tokenizer
+        loaded(tmp_path / "other")

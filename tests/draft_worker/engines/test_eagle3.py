@@ -22,6 +22,7 @@ from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
 from protocol.worker.process import WorkerSetup
 from tests.support.models import eagle3_folders as folders
+from tests.support.models.drafter_files import LAYER
 from tests.support.paths import DEMO_DRAFT
 
 WIDTH, VOCABULARY = 256, 4096
@@ -30,7 +31,13 @@ _NONE: Mapping[str, mx.array] = MappingProxyType({})
 
 def _drafter(folder: Path, width: int = WIDTH, weights: Mapping[str, mx.array] = _NONE, **changes: Any) -> Path:
     """For the demo draft as a target, whose embedding and head it needs, unless it has further `weights`."""
-    sizes = {"hidden_size": width, "vocab_size": VOCABULARY, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": width,
+        "vocab_size": VOCABULARY,
+        "head_dim": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     shapes = {
         "fc.weight": (width, 2 * width),
         **{f"midlayer.self_attn.{name}_proj.weight": (8, 2 * width) for name in "qkv"},
@@ -47,7 +54,7 @@ def _drafter(folder: Path, width: int = WIDTH, weights: Mapping[str, mx.array] =
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]},
         "architectures": ["LlamaForCausalLMEagle3"],
     }
-    return folders.write(folder, folders.layer_config(**sizes) | outputs | changes, own | dict(weights))
+    return folders.write(folder, LAYER | sizes | outputs | changes, own | dict(weights))
 
 
 def _setup(folder: Path, target: Path | None = DEMO_DRAFT) -> WorkerSetup:

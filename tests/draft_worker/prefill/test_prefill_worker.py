@@ -46,6 +46,13 @@ def answers(reader: Worker, message: ToWorker) -> list[WorkerReply]:
     return replies
 
 
+def refused(reader: Worker, message: ToWorker) -> str:
+    (fault,) = answers(reader, message)
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.request) == ("refused", 1)
+    return fault.text
+
+
 def offered(reader: Worker, message: ToWorker) -> KvOffer:
     (offer,) = answers(reader, message)
     assert isinstance(offer, KvOffer)
@@ -90,41 +97,29 @@ def test_a_changed_prefill_replaces_the_earlier_one():
     assert talk.decode(20) == list(expected(20))
 
 
-def test_a_stopped_prefill_leaves_no_arena(registry: Any):
+def test_a_stopped_prefill_leaves_no_arena_and_an_offered_one_outlives_a_stop(registry: Any):
     reader = worker()
     list(reader.handle(asked()))
     list(reader.work())
     (entry,) = registry.glob("*")
-
     list(reader.handle(Stop(RequestId(1))))
 
     assert not reader.has_work
     assert not exists(entry.name)
-
-
-def test_an_offered_arena_outlives_a_stop():
-    reader = worker()
     offer = offered(reader, asked())
-
     list(reader.handle(Stop(RequestId(1))))
-
     assert exists(offer.name)
 
 
 @pytest.mark.parametrize("tokens", [[1] * 4097, [1, VOCABULARY]], ids=["too long", "unknown token"])
 def test_a_prompt_beyond_the_engine_s_limits_is_refused(tokens: list[int]):
-    (fault,) = answers(worker(), asked(tokens))
-
-    assert isinstance(fault, Fault)
-    assert (fault.kind, fault.request) == ("refused", 1)
+    assert refused(worker(), asked(tokens))
 
 
 def test_without_memory_a_prompt_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("protocol.kv.segments.free_shared_memory", lambda: 1 << 10)
-    (fault,) = answers(worker(), asked())
 
-    assert isinstance(fault, Fault)
-    assert "shared memory" in fault.text
+    assert "shared memory" in refused(worker(), asked())
 
 
 @pytest.mark.parametrize(
@@ -146,11 +141,8 @@ def test_a_prompt_whose_forward_fails_is_given_up_and_the_next_one_is_prefilled(
             raise error
 
     monkeypatch.setattr(TreeSequence, "prefill", failing)
-    (fault,) = answers(reader, asked())
 
-    assert isinstance(fault, Fault)
-    assert (fault.kind, fault.request) == ("refused", 1)
-    assert words in fault.text
+    assert words in refused(reader, asked())
     assert not any(exists(entry.name) for entry in registry.glob("*"))
     assert offered(reader, asked(PROMPT[:20], sequence=2)).tokens == 20
 
@@ -160,9 +152,8 @@ def test_a_sequence_that_can_not_be_opened_leaves_no_arena(registry: Any, monkey
         raise MemoryError
 
     monkeypatch.setattr(MlxPrefillEngine, "open", failing)
-    (fault,) = answers(SurvivingWorker(worker()), asked())
 
-    assert isinstance(fault, Fault)
+    assert refused(SurvivingWorker(worker()), asked())
     assert not any(exists(entry.name) for entry in registry.glob("*"))
 
 

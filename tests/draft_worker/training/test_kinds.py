@@ -19,7 +19,7 @@ from draft_worker.training.rows import Shards
 from draft_worker.training.target import Target
 from protocol.contracts.training import DEPTHS, STALENESS, TRAINED_KINDS, TrainedKind
 from tests.support.models.tiny_models import network
-from tests.support.models.training_work import HEAD, LAYERS, trainee, write_model, write_work
+from tests.support.models.training_work import HEAD, LAYERS, trainee, write_as_target, write_work
 
 PLACES = np.array([26, 30])
 """In the second text of a row, which begins at slot 20."""
@@ -63,10 +63,10 @@ def test_eagle3_unrolls_as_its_engine_does_without_features(target: Target, work
 
 
 def test_positions_are_read_where_newer_files_state_them(tmp_path: Path):
-    folder = write_model(tmp_path / "target", network("qwen3", num_hidden_layers=LAYERS))
+    folder = write_as_target(tmp_path / "target", network("qwen3", num_hidden_layers=LAYERS))
     stated = {"rope_theta": 5_000_000.0, "rope_type": "linear", "factor": 4.0}
     config = json.loads((folder / "config.json").read_text()) | {"rope_parameters": stated}
-    del config["rope_theta"], config["rope_scaling"]
+    del config["rope_theta"]
     (folder / "config.json").write_text(json.dumps(config))
     target = Target(folder)
     work = write_work(tmp_path / "work", target, rows=2)

@@ -77,19 +77,16 @@ def test_an_interrupted_training_equals_one_that_was_not(kind: TrainedKind, targ
         assert mx.array_equal(weights, resumed.weights()[name]), name
 
 
-def test_another_training_s_state_is_refused(target: Target, work: Path, tmp_path: Path):
-    Stage(target, work, tmp_path, steps=1).loop.run()
-
+def test_a_state_of_another_training_and_a_damaged_one_are_refused(target: Target, work: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    Stage(target, work, out, steps=1).loop.run()
     with pytest.raises(InputError, match=r"--seed 0.*--seed 1.*another folder as --out"):
-        Stage(target, work, tmp_path, steps=1, seed=1)
-
-
-def test_a_state_of_another_target_is_refused(target: Target, work: Path, tmp_path: Path):
-    Stage(target, work, tmp_path / "out", steps=1).loop.run()
-    other = Target(write_target(tmp_path / "other", seed=1))
-
+        Stage(target, work, out, steps=1, seed=1)
     with pytest.raises(InputError, match="a training for another target: pass the same as --target"):
-        Stage(other, work, tmp_path / "out", steps=1)
+        Stage(Target(write_target(tmp_path / "other", seed=1)), work, out, steps=1)
+    (out / "training" / "state.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(InputError, match=r"is damaged.*delete it"):
+        Stage(target, work, out, steps=1)
 
 
 @pytest.mark.parametrize("lost", [{"shards": 2}, {"position": 99}])
@@ -128,14 +125,6 @@ def test_a_state_that_can_t_be_written_names_its_file_and_leaves_no_part(
 
     assert [path.name for path in (tmp_path / "training").iterdir()] == ["state.safetensors"]
     assert (tmp_path / "training" / "state.safetensors").read_bytes() == before
-
-
-def test_a_damaged_state_is_named(target: Target, work: Path, tmp_path: Path):
-    Stage(target, work, tmp_path, steps=1).loop.run()
-    (tmp_path / "training" / "state.safetensors").write_bytes(b"no tensors")
-
-    with pytest.raises(InputError, match=r"is damaged.*delete it"):
-        Stage(target, work, tmp_path, steps=1)
 
 
 _COUNTS = np.array([5, 0, 7, 1, 0, 9])

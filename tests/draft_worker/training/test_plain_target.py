@@ -5,65 +5,27 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models import cohere, gemma, granite, olmo2
+from mlx_lm.models import gemma
 
 from draft_worker.training.kinds import KINDS
 from draft_worker.training.target import Target, require_plain
 from protocol.errors import InputError
+from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import network
-from tests.support.models.training_work import write_model, write_target
-
-_SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 67,
-}
-_SCALES = {"attention_multiplier": 0.35, "residual_multiplier": 1.0}
-
-
-def _granite(logits: float, embedding: float) -> Any:
-    return granite.Model(
-        granite.ModelArgs(
-            model_type="granite",
-            rms_norm_eps=1e-5,
-            logits_scaling=logits,
-            embedding_multiplier=embedding,
-            max_position_embeddings=512,
-            attention_bias=False,
-            mlp_bias=False,
-            rope_theta=10_000.0,
-            **_SCALES,
-            **_SIZES,
-        )
-    )
-
-
-def _gemma() -> Any:
-    return gemma.Model(gemma.ModelArgs(model_type="gemma", head_dim=8, rms_norm_eps=1e-5, **_SIZES))
-
-
-def _cohere() -> Any:
-    return cohere.Model(cohere.ModelArgs(model_type="cohere", **_SIZES))
-
-
-def _olmo2() -> Any:
-    return olmo2.Model(olmo2.ModelArgs(model_type="olmo2", rms_norm_eps=1e-5, **_SIZES))
+from tests.support.models.training_work import write_as_target, write_target
 
 
 def _target(folder: Path, model: Any) -> Target:
-    return Target(write_model(folder / "target", model))
+    return Target(write_as_target(folder / "target", model))
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (_granite(8.0, 1.0), "changes its logits behind the head"),
-        (_granite(1.0, 12.0), "changes its embedding"),
-        (_gemma(), "changes its embedding"),
-        (_cohere(), "final norm that is no RMSNorm"),
+        (tiny("granite", logits_scaling=8.0), "changes its logits behind the head"),
+        (tiny("granite", embedding_multiplier=12.0), "changes its embedding"),
+        (tiny("gemma"), "changes its embedding"),
+        (tiny("cohere"), "final norm that is no RMSNorm"),
     ],
 )
 def test_a_target_with_scales_of_its_own_is_refused(model: Any, words: str, tmp_path: Path):
@@ -89,7 +51,7 @@ def test_plain_targets_are_accepted_as_they_round(architecture: str, element: mx
 
 
 def test_eagle3_refuses_layers_whose_norm_it_would_copy_in_vain(tmp_path: Path):
-    target = _target(tmp_path, _olmo2())
+    target = _target(tmp_path, tiny("olmo2"))
     require_plain(target)
 
     with pytest.raises(InputError, match=r"no input_layernorm\.weight.*choose a target of the Llama"):

@@ -54,7 +54,7 @@ def test_a_drafter_from_prompts_after_a_stop_in_the_middle(order: TrainingOrder)
     assert state.is_file()
 
     # The answers are there, so prompts are no longer needed.
-    *_, finished = training(TrainingOrder(**{**_fields(order), "prompts": ""}), threads=1)
+    *_, finished = training(msgspec.structs.replace(order, prompts=""), threads=1)
 
     assert isinstance(finished, TrainingFinished)
     assert finished.steps == 6
@@ -109,25 +109,11 @@ def test_text_that_the_target_wrote_replaces_its_answers(order: TrainingOrder, t
     assert [each.temperature for each in finished.held_out.acceptance] == [pytest.approx(0.7)]
 
 
-def test_text_and_prompts_are_not_given_at_once(order: TrainingOrder, tmp_path: Path):
-    write_own_text(tmp_path / "text.xz", [OwnText(np.arange(9, dtype=np.uint16), np.ones(9, np.uint8), 0.0)])
-    options = ["--kind", "lm", "--target", order.target, "--out", order.out, "--text", str(tmp_path / "text.xz")]
-
-    ended = CliRunner().invoke(cli, ["train-draft", *options, "--data", order.prompts])
-
-    assert isinstance(ended.exception, InputError)
-    assert "--text replaces --data" in str(ended.exception)
-
-
 def _until_training(reports):
     for report in reports:
         yield report
         if isinstance(report, TrainingProgress) and report.stage == "training":
             return
-
-
-def _fields(order: TrainingOrder) -> dict:
-    return {name: getattr(order, name) for name in order.__struct_fields__}
 
 
 def test_a_target_without_a_stack_of_layers_is_refused(order: TrainingOrder):
@@ -188,49 +174,32 @@ def test_too_few_prompts_are_refused(order: TrainingOrder):
         list(training(order, threads=1))
 
 
-def test_without_data_the_command_asks_for_it(tmp_path: Path):
-    target = write_target(tmp_path / "target")
-
-    result = CliRunner().invoke(
-        cli, ["train-draft", "--kind", "lm", "--target", str(target), "--out", str(tmp_path / "out")]
-    )
-
-    assert isinstance(result.exception, InputError)
-    assert "pass files of them as --data" in str(result.exception)
-
-
-def test_a_folder_that_is_no_training_s_is_not_written_to(tmp_path: Path):
-    target = write_target(tmp_path / "target")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "config.json").write_text("{}")
-    (tmp_path / "file").write_text("")
-    (target / "work").mkdir()
-
-    for out, words in (("notes", "holds other files"), ("file", "is a file"), ("target", "is the target's own folder")):
-        asked = ["train-draft", "--kind", "lm", "--target", str(target), "--out", str(tmp_path / out)]
-        result = CliRunner().invoke(cli, asked)
-
-        assert result.exit_code != 0
-        assert words in " ".join(f"{result.output} {result.exception}".split())
+_COMMANDS: dict[str, tuple[list[str], str]] = {
+    "no data": ([], "pass files of them as --data"),
+    "text and data": (["--text", "file", "--data", "prompts.jsonl"], "--text replaces --data"),
+    "other files": (["--out", "notes"], "holds other files"),
+    "a file": (["--out", "file"], "is a file"),
+    "the target": (["--out", "target"], "is the target's own folder"),
+    "long prompts": (["--data", "long.jsonl"], "1 of 1 prompts are longer than 220 tokens and left out."),
+    "only long prompts": (["--data", "long.jsonl"], "no prompts that can be used"),
+    "an unknown kind": (["--kind", "medusa"], "'medusa' is not one of"),
+}
 
 
-def test_prompts_that_are_left_out_are_counted(tmp_path: Path):
-    target = write_target(tmp_path / "target")
-    data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"prompt": "abc " * 300}) + "\n")
-    asked = ["--kind", "lm", "--target", str(target), "--out", str(tmp_path / "out"), "--data", str(data)]
+@pytest.mark.parametrize("case", _COMMANDS)
+def test_what_the_command_refuses(order: TrainingOrder, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("notes", "target/work"):
+        Path(folder).mkdir()
+    for file in ("notes/config.json", "file"):
+        Path(file).write_text("{}")
+    Path("long.jsonl").write_text(json.dumps({"prompt": "abc " * 300}) + "\n")
+    options, words = _COMMANDS[case]
 
-    result = CliRunner().invoke(cli, ["train-draft", *asked])
+    ended = CliRunner().invoke(cli, ["train-draft", "--kind", "lm", "--target", order.target, "--out", "out", *options])
 
-    assert result.stderr.startswith("1 of 1 prompts are longer than 220 tokens and left out.")
-    assert "no prompts that can be used" in str(result.exception)
-
-
-def test_an_unknown_kind_is_named(tmp_path: Path):
-    result = CliRunner().invoke(cli, ["train-draft", "--kind", "medusa", "--target", "x", "--out", str(tmp_path)])
-
-    assert result.exit_code == 2
-    assert "'medusa' is not one of" in result.output
+    assert ended.exit_code != 0
+    assert words in " ".join(f"{ended.output} {ended.exception}".split())
 
 
 @pytest.mark.thorough

@@ -93,7 +93,7 @@ def test_a_core_ml_draft_counts_with_a_cache_for_each_request_and_a_joint_one(na
     assert "feature rings" not in parts
 
 
-@pytest.mark.parametrize(("format", "engine", "rings"), [("trained_exit", "layerskip", 0), ("safeailab", "eagle3", 3)])
+@pytest.mark.parametrize(("format", "engine", "rings"), [("early_exit", "layerskip", 0), ("safeailab", "eagle3", 3)])
 def test_only_a_drafter_that_reads_features_has_rings(format: str, engine: str, rings: int, tmp_path: Path):
     drafter_files.write(tmp_path, drafter_files.FORMATS[format]())
 

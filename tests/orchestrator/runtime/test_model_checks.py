@@ -63,7 +63,7 @@ def test_beside_a_target_the_layers_are_known_and_the_fit(tmp_path: Path, target
         ),
         ("dspark", "One forward guesses 7 tokens."),
         ("qwen_mtp", "the last output behind the final norm of the target, 32 bytes a token"),
-        ("trained_exit", "It is the target's first 2 layers, and reads none of its states."),
+        ("early_exit", "It is the target's first 2 layers, and reads none of its states."),
     ],
 )
 def test_each_kind_is_told_in_its_own_words(tmp_path: Path, form: str, words: str):

@@ -44,7 +44,6 @@ def _config(form: BlockForm, target: Mapping[str, Any]) -> dict[str, Any]:
             **({} if form.causal == "windows" else {"is_causal": form.causal == "all"}),
             "num_target_layers": form.target_layers,
             "block_size": form.block,
-            "clean_prefix": form.clean_prefix,
         }
     )
     asked = {"mask_token_id": form.mask_token, "target_layer_ids": list(form.outputs)}

@@ -6,6 +6,7 @@ apple/ml-recurrent-drafter, and the MTP tensors of Qwen3-Next and DeepSeek-V3.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,39 +173,38 @@ def dflash2() -> Format:
     return config | windows | {"architectures": ["DFlash2DraftModel"]}, tensors
 
 
-def _packed(kind: str, given: Format, moved: tuple[str, ...]) -> Format:
-    """In speculators' packaging, with a reduced head unless there is a selector. `moved`: options beside the layers."""
-    config, tensors = given
-    config = config | config.pop("dflash_config", {})
-    drafted = VOCABULARY if kind == "dflash2" else DRAFTED
-    own = {
-        "architectures": ["DFlashSpeculator"],
+_MOVED = (
+    *("block_size", "mask_token_id", "markov_rank", "markov_head_type"),
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+)
+_NESTED = (*LAYER, "layer_types", "sliding_window", "attention_bias", "hidden_act")
+
+
+def speculators_config(kind: str, config: dict[str, Any], drafted: int) -> dict[str, Any]:
+    """The config.json of a block drafter as vllm-project/speculators saves it."""
+    config = config | config.get("dflash_config", {})
+    return {name: config[name] for name in _MOVED if name in config} | {
+        "architectures": ["DFlash2DraftModel" if kind == "dflash2" else "DFlashSpeculator"],
         "speculators_model_type": kind,
         "draft_vocab_size": drafted,
-        "aux_hidden_state_layer_ids": [number + 1 for number in config.pop("target_layer_ids")],
+        "aux_hidden_state_layer_ids": [number + 1 for number in config["target_layer_ids"]],
         "sample_from_anchor": kind == "dspark",
-        "sliding_window_non_causal": kind == "dflash2",
+        "sliding_window_non_causal": config.get("is_causal") is False,
+        "target_hidden_size": None,
+        "transformer_layer_config": {name: config[name] for name in _NESTED if name in config},
     }
-    own |= {name: config.pop(name) for name in ("block_size", "mask_token_id", *moved)}
-    config.pop("num_target_layers")
+
+
+def _packed(kind: str, given: Format) -> Format:
+    """In speculators' packaging, with a reduced head unless there is a selector."""
+    config, tensors = given
+    drafted = VOCABULARY if kind == "dflash2" else DRAFTED
     tensors = tensors | {"embed_tokens.weight": (VOCABULARY, WIDTH), "lm_head.weight": (drafted, WIDTH)}
     if drafted < VOCABULARY:
         tensors |= {"d2t": (drafted,), "t2d": (VOCABULARY,)}
     if kind == "dspark":
         tensors["markov_head.markov_w2.weight"] = (drafted, RANK)
-    return own | {"transformer_layer_config": config}, tensors
-
-
-def speculators_dflash() -> Format:
-    return _packed("dflash", dflash(), ())
-
-
-def speculators_dspark() -> Format:
-    return _packed("dspark", dspark(), ("markov_rank", "markov_head_type"))
-
-
-def speculators_dflash2() -> Format:
-    return _packed("dflash2", dflash2(), ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"))
+    return speculators_config(kind, config, drafted), tensors
 
 
 def speculators_layers() -> Format:
@@ -252,9 +252,8 @@ def deepseek_mtp() -> Format:
     return config, tensors
 
 
-def trained_exit() -> Format:
-    config = {"model_type": "exit", "layers": 2, "num_target_layers": LAYERS}
-    return config, {"exit_norm.weight": (WIDTH,), **layer("exit_layer")}
+def early_exit() -> Format:
+    return {"model_type": "exit", "layers": 2}, {}
 
 
 FORMATS: dict[str, Callable[[], Format]] = {
@@ -262,10 +261,9 @@ FORMATS: dict[str, Callable[[], Format]] = {
     for each in (
         *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, specforge_dspark, deepspec_dflash),
         *(speculators_layers, speculators_peagle),
-        *(dflash2, speculators_dflash, speculators_dspark, speculators_dflash2),
-        *(qwen_mtp, deepseek_mtp, trained_exit),
+        *(dflash2, qwen_mtp, deepseek_mtp, early_exit),
     )
-}
+} | {f"speculators_{form.__name__}": partial(_packed, form.__name__, form()) for form in (dflash, dspark, dflash2)}
 
 
 def write(folder: Path, given: Format, seed: int = 0) -> Path:

@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
-
-from tests.support.models.tiny_models import network
+from tests.support.models.tiny_models import network, write_model
 
 CONTEXT = 65_536
 _END_SCALE = 3.0
@@ -23,6 +20,4 @@ def write_long_context(source: Path, folder: Path) -> Path:
     for file in source.iterdir():
         if file.suffix != ".safetensors" and file.name not in ("config.json", "model.safetensors.index.json"):
             (folder / file.name).symlink_to(file)
-    (folder / "config.json").write_text(json.dumps(vars(model.args) | tokens))
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
-    return folder
+    return write_model(folder, model, **tokens)

@@ -1,10 +1,12 @@
 """Models small enough to make in a test, with random weights, and what stock mlx-lm says about them."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -49,6 +51,15 @@ def network(architecture: str = "llama", seed: int = 0, **changes: Any) -> Any:
     model.update(tree_map(lambda weights: weights * 2.5 if weights.ndim == 2 else weights, model.parameters()))
     mx.eval(model.parameters())
     return model
+
+
+def write_model(folder: Path, model: Any, **config: Any) -> Path:
+    """The folder of a stock mlx-lm model, without a tokenizer; `config`: further fields of its config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    stated = {name: value for name, value in vars(model.args).items() if value is not None} | config
+    (folder / "config.json").write_text(json.dumps(stated))
+    return folder
 
 
 def tree_model(architecture: str = "llama", seed: int = 0, **changes: Any) -> LanguageModel:

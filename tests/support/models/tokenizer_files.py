@@ -20,6 +20,7 @@ def write_tokenizer(folder: Path) -> Path:
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"eos_token_id": END}))
     return folder

@@ -8,15 +8,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import msgspec
 import numpy as np
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 from numpy.typing import NDArray
 
 from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.token_ends import TokenEnds
 from protocol.contracts.drafters.description import BlockForm
-from protocol.contracts.model_folder import HEAD_TOKENS
 from tests.support.models.block_files import write_block
-from tests.support.models.tiny_models import VOCABULARY, network
+from tests.support.models.drafter_files import speculators_config
+from tests.support.models.tiny_models import VOCABULARY, network, write_model
 from tests.support.models.tokenizer_files import write_tokenizer
 
 WIDTH = 32
@@ -24,11 +24,20 @@ WIDTH = 32
 LAYERS = 2
 SHORT_HEAD = np.array([token for token in range(VOCABULARY) if token % 3], np.int32)
 """The tokens of a head that has only some."""
-BLOCK_KINDS = (
-    *("z-lab", "z-lab with windows", "z-lab with two-way windows", "z-lab, causal"),
-    *("SpecForge", "rank 0", "vanilla", "gated", "rnn"),
-    *("DFlash2", "DFlash2, scaled"),
-)
+_SELECTING: dict[str, Any] = {"taps": 2, "tap_group": 4, "choices": 9, "rank": 6, "windows": (6, 6), "causal": "none"}
+_SCALED = {"taps": 3, "windows": (), "input_scale": 1.5, "logit_scale": 0.5, "soft_cap": 8.0}
+_KINDS: dict[str, dict[str, Any]] = {
+    "z-lab": {},
+    "z-lab with windows": {"windows": (None, 5)},
+    "z-lab with two-way windows": {"windows": (5, 5), "causal": "none"},
+    "z-lab, causal": {"causal": "all"},
+    "SpecForge": {"anchor_predicts": True, "markov": "vanilla", "rank": 6},
+    "rank 0": {"anchor_predicts": True},
+    **{kind: {"anchor_predicts": True, "markov": kind, "rank": 6} for kind in ("vanilla", "gated", "rnn")},
+    "DFlash2": _SELECTING,
+    "DFlash2, scaled": _SELECTING | _SCALED,
+}
+BLOCK_KINDS = tuple(_KINDS)
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -51,23 +60,7 @@ _FORM = BlockForm(
 
 
 def block_form(kind: str, **changes: Any) -> BlockForm:
-    options: dict[str, Any] = {}
-    if kind == "z-lab with windows":
-        options = {"windows": (None, 5)}
-    elif kind == "z-lab with two-way windows":
-        options = {"windows": (5, 5), "causal": "none"}
-    elif kind == "z-lab, causal":
-        options = {"causal": "all"}
-    elif kind.startswith("DFlash2"):
-        options = {"taps": 2, "tap_group": 4, "choices": 9, "rank": 6, "windows": (6, 6), "causal": "none"}
-        if kind != "DFlash2":
-            options |= {"taps": 3, "windows": (), "input_scale": 1.5, "logit_scale": 0.5, "soft_cap": 8.0}
-    elif kind == "SpecForge":
-        options = {"anchor_predicts": True, "markov": "vanilla", "rank": 6}
-    elif kind != "z-lab":
-        markov = {} if kind == "rank 0" else {"markov": kind, "rank": 6}
-        options = {"anchor_predicts": True, **markov}
-    return msgspec.structs.replace(_FORM, **options | changes)
+    return msgspec.structs.replace(_FORM, **_KINDS[kind] | changes)
 
 
 def block_network(form: BlockForm, seed: int = 0) -> BlockDrafter:
@@ -78,11 +71,7 @@ def block_network(form: BlockForm, seed: int = 0) -> BlockDrafter:
 def write_target(folder: Path, seed: int = 0, **changes: Any) -> Any:
     """Write a target's folder; returns its mlx-lm model."""
     model = in_half(network("qwen3", seed, **changes))
-    folder.mkdir(exist_ok=True)
-    write_tokenizer(folder)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(_flat(model)), metadata={"format": "mlx"})
-    config = {name: value for name, value in vars(model.args).items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(config))
+    write_model(write_tokenizer(folder), model)
     return model
 
 
@@ -104,53 +93,23 @@ def write_block_folder(folder: Path, kind: str, target: Any, seed: int = 0, **ch
     return form
 
 
-_NESTED = (
-    *("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("intermediate_size", "vocab_size", "rms_norm_eps", "rope_theta", "max_position_embeddings", "layer_types"),
-    *("sliding_window", "attention_bias", "hidden_act"),
-)
-
-
 def pack_as_speculators(folder: Path, target: Path, head: NDArray[np.int32] | None = None) -> Path:
     """Write the drafter in `folder` again as vllm-project/speculators saves it. `head`: the tokens of a reduced one."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    config |= config.pop("dflash_config", {})
-    kind = "dspark" if config.get("markov_rank") else "dflash2" if "selector_top_k" in config else "dflash"
-    kept = {name: config[name] for name in ("block_size", "mask_token_id")}
-    named = ("markov_rank", "markov_head_type", "conv_", "selector_")
-    kept |= {name: value for name, value in config.items() if name.startswith(named)}
-    stored: Any = mx.load(str(folder / "model.safetensors"))
+    selects = "selector_top_k" in config.get("dflash_config", {})
+    kind = "dspark" if config.get("markov_rank") else "dflash2" if selects else "dflash"
+    tensors: Any = mx.load(str(folder / "model.safetensors"))
     ends: Any = mx.load(str(target / "model.safetensors"))
-    tensors = stored | {
-        "embed_tokens.weight": ends["model.embed_tokens.weight"],
-        "lm_head.weight": ends["lm_head.weight"],
-    }
+    tensors |= {"embed_tokens.weight": ends["model.embed_tokens.weight"], "lm_head.weight": ends["lm_head.weight"]}
     if head is not None:
-        for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
-            if name in tensors:
-                tensors[name] = tensors[name][mx.array(head)]
+        for name in {"lm_head.weight", "markov_head.markov_w2.weight"} & tensors.keys():
+            tensors[name] = tensors[name][mx.array(head)]
         tensors["d2t"] = mx.array(head - np.arange(len(head)), dtype=mx.int64)
         tensors["t2d"] = mx.array(np.isin(np.arange(config["vocab_size"]), head).tolist())
     mx.eval(tensors)
-    written = kept | {
-        "architectures": ["DFlash2DraftModel" if kind == "dflash2" else "DSparkSpeculator"],
-        "speculators_model_type": kind,
-        "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": str(target), "architectures": []}},
-        "aux_hidden_state_layer_ids": [number + 1 for number in config["target_layer_ids"]],
-        "draft_vocab_size": config["vocab_size"] if head is None else len(head),
-        "sample_from_anchor": kind == "dspark",
-        "sliding_window_non_causal": config.get("is_causal") is False,
-        "target_hidden_size": None,
-        "transformer_layer_config": {name: config[name] for name in _NESTED if name in config},
-    }
+    drafted = config["vocab_size"] if head is None else len(head)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors)
-    (folder / "config.json").write_text(json.dumps(written))
-    return folder
-
-
-def shorten(folder: Path) -> Path:
-    """Let the drafter in `folder` draft the tokens of SHORT_HEAD alone."""
-    np.save(folder / HEAD_TOKENS, SHORT_HEAD)
+    (folder / "config.json").write_text(json.dumps(speculators_config(kind, config, drafted)))
     return folder
 
 
@@ -174,8 +133,3 @@ def in_half(network: _Network) -> _Network:
     network.update(tree_map(lambda values: values.astype(mx.float16).astype(mx.float32), network.parameters()))
     mx.eval(network.parameters())
     return network
-
-
-def _flat(network: nn.Module) -> list[tuple[str, mx.array]]:
-    flat: Any = tree_flatten(network.parameters())
-    return flat

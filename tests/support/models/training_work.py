@@ -1,14 +1,11 @@
 """A tiny random target in a folder, and rows of text with its states, as a training reads them."""
 
-import json
 import lzma
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from draft_worker.training.kinds import KINDS, Training
 from draft_worker.training.own_text import OwnText
@@ -17,7 +14,7 @@ from draft_worker.training.states import record_states
 from draft_worker.training.target import Target
 from protocol.contracts.training import TrainedKind
 from protocol.messages.features import FINAL
-from tests.support.models.tiny_models import VOCABULARY, network
+from tests.support.models.tiny_models import VOCABULARY, network, write_model
 from tests.support.models.tokenizer_files import write_tokenizer
 
 LAYERS, SLOTS, HEAD = 6, 40, 30
@@ -25,17 +22,12 @@ LAYERS, SLOTS, HEAD = 6, 40, 30
 
 def write_target(folder: Path, layers: int = LAYERS, seed: int = 0) -> Path:
     """Llama with tied ends."""
-    return write_model(folder, network("llama", seed, num_hidden_layers=layers, tie_word_embeddings=True))
+    return write_as_target(folder, network("llama", seed, num_hidden_layers=layers, tie_word_embeddings=True))
 
 
-def write_model(folder: Path, model: Any) -> Path:
-    """A stock mlx-lm model as a target."""
-    folder.mkdir(parents=True)
-    write_tokenizer(folder)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    sizes = asdict(model.args) | {"eos_token_id": 3, "head_dim": 8}
-    (folder / "config.json").write_text(json.dumps(sizes))
-    return folder
+def write_as_target(folder: Path, model: Any) -> Path:
+    """A stock mlx-lm model."""
+    return write_model(write_tokenizer(folder), model, eos_token_id=3)
 
 
 def write_work(folder: Path, target: Target, rows: int = 6) -> Path:

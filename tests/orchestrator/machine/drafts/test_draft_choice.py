@@ -22,7 +22,7 @@ from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.progress import silent
 from orchestrator.runtime.memory_plan import loaded_drafter
 from protocol.contracts.coreml import FOLDER_MODEL, EngineRates, EngineVerdict, record
-from protocol.contracts.drafters.description import KINDS
+from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import AUTO
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
@@ -226,14 +226,18 @@ def target(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def drafter(tmp_path: Path) -> Path:
+    return write(tmp_path / "drafter", FORMATS["safeailab"]())
+
+
 @pytest.mark.parametrize("form", sorted(FORMATS))
 def test_a_folder_of_each_format_gets_its_engine_and_its_target(tmp_path: Path, target: Path, form: str):
     folder = write(tmp_path / "drafter", FORMATS[form]())
-    kind = {"safeailab": "eagle3", "dspark": "dspark", "dflash": "dflash", "redrafter": "redrafter"}.get(form)
-    choice = draft_for(str(target), AUTO, str(folder), silent)
+    found = read_drafter(folder)
 
-    assert choice == DraftChoice(choice.engine, folder, target=target)
-    assert kind is None or choice.engine == KINDS[kind].engine  # type: ignore[index]
+    assert found is not None
+    assert draft_for(str(target), AUTO, str(folder), silent) == DraftChoice(found.engine, folder, target=target)
 
 
 @pytest.mark.usefixtures("neural_engine")
@@ -244,12 +248,10 @@ def test_a_trained_drafter_is_not_tried_on_the_neural_engine(tmp_path: Path, tar
     assert draft_for(str(target), AUTO, str(folder), silent).auto is None
 
 
-def test_a_drafter_needs_no_tokenizer_and_a_target_does(tmp_path: Path, target: Path):
-    folder = write(tmp_path / "drafter", FORMATS["safeailab"]())
-
-    assert resolve(str(folder), "draft") == folder
+def test_a_drafter_needs_no_tokenizer_and_a_target_does(drafter: Path, target: Path):
+    assert resolve(str(drafter), "draft") == drafter
     with pytest.raises(InputError, match="holds a trained drafter, no language model"):
-        resolve(str(folder), "target")
+        resolve(str(drafter), "target")
     (target / "tokenizer.json").unlink()
     with pytest.raises(InputError, match=r"has no tokenizer\.json"):
         resolve(str(target), "draft")
@@ -283,29 +285,23 @@ def test_a_drafter_of_another_target_and_an_engine_that_can_t_run_it_are_refused
         draft_for(str(target if own_target else DEMO_TARGET), engine, str(draft), silent)
 
 
-def test_bench_measures_a_drafter_and_a_measurement_of_a_language_model_names_it(tmp_path: Path, target: Path):
-    folder = write(tmp_path / "drafter", FORMATS["safeailab"]())
-
+def test_bench_measures_a_drafter_and_a_measurement_of_a_language_model_names_it(drafter: Path, target: Path):
     with pytest.raises(InputError, match=r"an EAGLE-3 drafter, .*a language model.*`launch-pipeline bench --draft /"):
-        measured_pair(str(DEMO_TARGET), str(folder))
-    assert bench_models(str(target), str(folder)).engine == "eagle3"
+        measured_pair(str(DEMO_TARGET), str(drafter))
+    assert bench_models(str(target), str(drafter)).engine == "eagle3"
     assert measured_pair(str(DEMO_TARGET), str(DEMO_DRAFT)).draft.engine == "mlx"
 
 
-def test_a_lent_drafter_needs_its_target_s_name(tmp_path: Path, target: Path):
-    folder = write(tmp_path / "drafter", FORMATS["safeailab"]())
-
+def test_a_lent_drafter_needs_its_target_s_name(drafter: Path, target: Path):
     with pytest.raises(InputError, match="uses the embedding or layers of its target: name the target's folder"):
-        draft_choice(AUTO, str(folder))
-    assert draft_choice(AUTO, str(folder), target=target).target == target
+        draft_choice(AUTO, str(drafter))
+    assert draft_choice(AUTO, str(drafter), target=target).target == target
 
 
-def test_a_drafter_s_engine_is_left_to_its_kind_and_it_is_not_converted(tmp_path: Path):
-    folder = write(tmp_path / "drafter", FORMATS["safeailab"]())
-
-    assert [first_engine(AUTO, name) for name in (str(folder), "exit:3", str(DEMO_DRAFT))] == [AUTO, AUTO, "mlx"]
+def test_a_drafter_s_engine_is_left_to_its_kind_and_it_is_not_converted(drafter: Path):
+    assert [first_engine(AUTO, name) for name in (str(drafter), "exit:3", str(DEMO_DRAFT))] == [AUTO, AUTO, "mlx"]
     with pytest.raises(InputError, match="an EAGLE-3 drafter, which has no form for Core ML: use it as it is"):
-        converted_draft(str(folder))
+        converted_draft(str(drafter))
 
 
 # Exits ---------------------------------------------------------------------------------------------

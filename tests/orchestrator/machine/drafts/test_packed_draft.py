@@ -88,23 +88,17 @@ def test_the_draft_engine_loads_it_with_the_targets_tokenizer_and_its_own_positi
     assert head.tolist() == HEAD.tolist()
 
 
-def test_it_is_made_once(tmp_path: Path, model: Path, cache: Path):
-    draft = packed(tmp_path / "packed")
+def test_it_is_made_once_for_each_head_and_each_tokenizer(tmp_path: Path, model: Path, cache: Path):
+    draft, tokenizer = packed(tmp_path / "packed"), model / "tokenizer.json"
     first = whole_draft(draft, model)
     made = (first / "model.safetensors").stat().st_mtime_ns
 
     assert whole_draft(draft, model) == first
     assert (first / "model.safetensors").stat().st_mtime_ns == made
     assert folders(cache) == [first]
-
-
-def test_another_head_and_another_tokenizer_make_another_folder(tmp_path: Path, model: Path, cache: Path):
-    draft, tokenizer = packed(tmp_path / "packed"), model / "tokenizer.json"
-    first = whole_draft(draft, model)
     np.save(draft / HEAD_TOKENS, HEAD[1:])
     second = whole_draft(draft, model)
     tokenizer.write_text(tokenizer.read_text() + "\n")
-
     assert len({first, second, whole_draft(draft, model)}) == 3
 
 
