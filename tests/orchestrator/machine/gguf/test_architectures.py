@@ -9,7 +9,6 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
 from mlx_lm.utils import dequantize_model
 
 from orchestrator.machine.checkpoints import gguf_files
@@ -19,7 +18,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 from protocol.inference.stored_model import load_network
 from tests.support.models.architectures import tiny
-from tests.support.models.gguf_files import add_entry, gguf_name, interleaved, tokenizer_metadata, vocabulary, weights
+from tests.support.models.gguf_files import gguf_name, vocabulary, weights, write_gguf
 from tests.support.models.tiny_models import stock_logits
 
 PROMPT = [104, 101, 108, 108, 111, 32, 119, 7, 200]
@@ -360,53 +359,24 @@ def on_the_processor():
     mx.set_default_device(mx.cpu)
 
 
-def written(
-    path: Path,
-    name: str,
-    kinds: Mapping[str, str] | None = None,
-    parts: int = 0,
-    metadata: Mapping[str, Any] | None = None,
-) -> Any:
-    """Write the file of a tiny model; returns the model. `kinds`: of tensors whose names contain the key; `parts`: so
-    many tensors a file; `metadata` replaces entries."""
-    case = CASES[name]
+def written(path: Path, name: str, metadata: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """Write the file of a tiny model; returns the model. `metadata` replaces entries."""
+    case, name = CASES[name], name.partition(",")[0]
     model: Any = tiny(case.model, **{"vocab_size": len(vocabulary()), **case.changes})
-    outer, name = model.args, name.partition(",")[0]
-    arguments = model.language_model.args if case.model.startswith("qwen3_5") else outer
+    arguments = model.language_model.args if case.model.startswith("qwen3_5") else model.args
     if case.model == "gemma3n":
         arguments = model.model.language_model.config
-    writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
-    entries = {
-        "block_count": arguments.num_hidden_layers + case.metadata(arguments).get("nextn_predict_layers", 0),
-        "context_length": 512,
-        "embedding_length": arguments.hidden_size,
-        "feed_forward_length": arguments.intermediate_size,
-        "attention.head_count": arguments.num_attention_heads,
-        "attention.head_count_kv": arguments.num_key_value_heads,
-        "rope.freq_base": float(getattr(arguments, "rope_theta", 10_000.0)),
-        "attention.layer_norm_rms_epsilon": float(getattr(arguments, "rms_norm_eps", 1e-5)),
-        **case.metadata(arguments),
-    }
-    named = {f"{name}.{key}": value for key, value in entries.items()}
-    for key, value in {**named, **tokenizer_metadata(), **(metadata or {})}.items():
-        add_entry(writer, key, value)
+    entries = {"context_length": 512, **case.metadata(arguments)}
+    entries["block_count"] = arguments.num_hidden_layers + entries.get("nextn_predict_layers", 0)
+    arrays = {}
     for full, array in case.laid(weights(model), arguments).items():
         short = full if full.startswith(("blk.", "rope_freqs", "altup")) else gguf_name(full, name)
-        if case.norm_offset and "norm" in short:
-            array = array + np.float32(case.norm_offset)
-        if "shortconv.conv" in short:
-            array = array[..., 0]
-        heads = {"attn_q": arguments.num_attention_heads, "attn_k": arguments.num_key_value_heads}
-        stem = short.split(".")[-2]
-        if case.permuted and stem in heads:
-            array = interleaved(array, heads[stem])
-        wanted = next((kind for key, kind in (kinds or {}).items() if key in short and array.ndim > 1), "F32")
-        kind = GGMLQuantizationType[wanted]
-        writer.add_tensor(short, gguf.quants.quantize(np.ascontiguousarray(array), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        offset = case.norm_offset if "norm" in short else 0.0
+        arrays[short] = array[..., 0] if "shortconv.conv" in short else array + np.float32(offset)
+    stated = {f"{name}.{key}": value for key, value in entries.items()} | dict(metadata or {})
+    write_gguf(
+        path, architecture=name, model=arguments, metadata=stated, arrays=arrays, permuted=case.permuted, **options
+    )
     return model
 
 
@@ -437,7 +407,7 @@ def test_a_file_gives_the_tokens_of_its_model(tmp_path: Path, name: str):
 
 
 def test_experts_in_mxfp4_stay_packed(tmp_path: Path):
-    written(tmp_path / "model.gguf", "gpt-oss", {"_exps.weight": "MXFP4"})
+    written(tmp_path / "model.gguf", "gpt-oss", kinds={"_exps.weight": "MXFP4"})
 
     ours = converted(tmp_path / "model.gguf", tmp_path / "folder")
 
@@ -452,7 +422,7 @@ def test_experts_in_mxfp4_stay_packed(tmp_path: Path):
 
 def test_packed_columns_are_put_in_order_by_groups(tmp_path: Path):
     """Of the projection behind a linear attention's heads."""
-    model = written(tmp_path / "model.gguf", "qwen35", {"ssm_out": "Q8_0"})
+    model = written(tmp_path / "model.gguf", "qwen35", kinds={"ssm_out": "Q8_0"})
 
     ours = converted(tmp_path / "model.gguf", tmp_path / "folder")
 
@@ -464,7 +434,7 @@ def test_packed_columns_are_put_in_order_by_groups(tmp_path: Path):
 
 def test_a_bias_that_chooses_experts_keeps_its_bits(tmp_path: Path):
     """Beside weights in 16 bits."""
-    model = written(tmp_path / "model.gguf", "lfm2moe", {"ffn_down": "F16"})
+    model = written(tmp_path / "model.gguf", "lfm2moe", kinds={"ffn_down": "F16"})
 
     ours = converted(tmp_path / "model.gguf", tmp_path / "folder")
 
@@ -555,7 +525,7 @@ def test_what_can_not_be_computed_is_refused(tmp_path: Path, name: str, key: str
 
 
 def test_packed_heads_that_are_no_whole_groups_are_refused(tmp_path: Path):
-    written(tmp_path / "model.gguf", "qwen35moe", {"ssm_out": "Q8_0"})
+    written(tmp_path / "model.gguf", "qwen35moe", kinds={"ssm_out": "Q8_0"})
 
     with pytest.raises(InputError, match="no multiple of 32"):
         converted(tmp_path / "model.gguf", tmp_path / "folder")
