@@ -170,7 +170,7 @@ def test_a_converted_draft_goes_on_with_the_tokens_that_its_package_can_hold(tmp
     from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 
     converted = runs.convert(runs.tiny("qwen2"), tmp_path / "model", context=32, widths=(1, 16))
-    conversation = Conversation(CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")), some(10))
+    conversation = Conversation(CoreMlEngine(converted, ExecutorRuntime(converted.file, "fp32")), some(10))
     model, rolling = runs.tiny("qwen2"), RollingContext(32)
     for token in some(50, seed=3):
         seen = [*rolling.seen(conversation.tokens[:-1]), conversation.tokens[-1]]
@@ -186,7 +186,7 @@ def engines(folder: Path) -> list[Engine]:
     converted = runs.convert(runs.tiny("qwen2"), folder / "model")
     return [
         MlxEngine(LanguageModel(runs.tiny("qwen2")), ""),
-        CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")),
+        CoreMlEngine(converted, ExecutorRuntime(converted.file, "fp32")),
     ]
 
 

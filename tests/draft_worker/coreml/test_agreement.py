@@ -123,7 +123,7 @@ def test_logits_are_those_of_mlx_lm_at_every_width_and_fp16_only_rounds(pair: Pa
 @pytest.mark.sampled(5)
 def test_trees_give_the_tokens_of_their_paths_whatever_was_kept_and_dropped(pair: Pair):
     vocabulary = pair.converted.package.shape.vocabulary
-    package = CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted, "fp32"))
+    package = CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted.file, "fp32"))
     stock = MlxEngine(LanguageModel(pair.reference), "")
     walk = Twins(*(each.open(GREEDY, vocabulary) for each in (package, stock)), seed=5, vocabulary=vocabulary)
 
@@ -147,7 +147,7 @@ def test_no_operation_leaves_the_neural_engine(pair: Pair):
 
 @pytest.mark.sampled(5)
 def test_a_restarted_draft_finds_the_inputs_of_the_convolutions_in_its_arena(pair: Pair, registry: Path):
-    engines = [CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted), epoch=3, owner=1) for _ in range(2)]
+    engines = [CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted.file), epoch=3, owner=1) for _ in range(2)]
     first, second = (engine.open(GREEDY, VOCABULARY) for engine in engines)
     first.prefill(PROMPT[:36])
     saved = first.save()

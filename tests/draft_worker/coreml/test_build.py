@@ -23,7 +23,7 @@ from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.weights import Palettes, Scaled, compress, head_chunks, restore
 from draft_worker.coreml.converted import Converted, require_functions
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
-from draft_worker.coreml.runtime.runtimes import Executor
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.converted_draft import conversion
 from protocol.contracts.coreml import Choices, Finished, Progress
@@ -295,7 +295,7 @@ def test_flipped_bytes_of_the_program_give_no_other_error(folder: Path, seed: in
     with suppress(InputError):
         converted = Converted.open(folder)
         for width in converted.package.widths:
-            Executor(converted.file).function(converted.package.function(width))
+            ExecutorRuntime(converted.file).load(converted.package.function(width))
 
 
 @pytest.mark.thorough

@@ -42,7 +42,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Converted:
 
 def engine(converted: Converted, **options: Any) -> CoreMlEngine:
     """An engine in fp32, for comparison with MLX."""
-    return CoreMlEngine(converted, ExecutorRuntime(converted, "fp32"), **options)
+    return CoreMlEngine(converted, ExecutorRuntime(converted.file, "fp32"), **options)
 
 
 @pytest.fixture(scope="module")

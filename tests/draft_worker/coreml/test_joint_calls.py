@@ -55,7 +55,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Converted:
 
 
 def engine(converted: Converted) -> tuple[CoreMlEngine, Counted]:
-    runtime = Counted(converted, "fp32")
+    runtime = Counted(converted.file, "fp32")
     return CoreMlEngine(converted, runtime), runtime
 
 
@@ -156,7 +156,7 @@ class Overflowing(ExecutorRuntime):
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_a_row_that_overflowed_blinds_no_token_that_does_not_see_it(value: float, short: Converted):
-    runtime = Overflowing(short)
+    runtime = Overflowing(short.file)
     runtime.value = value
     package = short.package
     memory = HostMemory(CachePool(package))
@@ -238,7 +238,7 @@ class Constant(ExecutorRuntime):
 def peak(folder: Path, context: int) -> int:
     """Peak bytes that the host allocates in a call behind a nearly full context."""
     converted = convert(tiny("qwen2", max_position_embeddings=8192), folder, widths=(8,), context=context)
-    forward = PackageForward(converted.package, converted.tables, Constant(converted))
+    forward = PackageForward(converted.package, converted.tables, Constant(converted.file))
     held = memory(converted, context - 16)
 
     def call() -> None:

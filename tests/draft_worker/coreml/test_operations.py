@@ -1,6 +1,5 @@
 """Laws of the executor: each operation computes the result of coremltools, in any package."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS
-from draft_worker.coreml.runtime.runtimes import Executor
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, Precision
 from draft_worker.coreml.toolchain import toolchain
 from protocol.errors import InputError
 from tests.support.models.coreml_programs import numbers, saved
@@ -143,24 +142,24 @@ GROUPED = numbers((4, 2, 1, 1)).astype(np.float16)
 )
 def test_what_can_not_be_executed_is_named(build: Any, words: str, tmp_path: Path):
     with pytest.raises(InputError, match=words):
-        Executor(saved(tmp_path, {"x": (1, 4, 1, 8)}, build)).function("main")
+        ExecutorRuntime(saved(tmp_path, {"x": (1, 4, 1, 8)}, build)).load("main")
 
 
 def test_fp16_rounds_every_result(tmp_path: Path):
     file = saved(tmp_path, {"x": (1, 1)}, lambda x: MB.add(x=MB.add(x=x, y=np.float16(1)), y=np.float16(-1)))
     small = {"x": np.array([[2.0**-12]], np.float32)}
 
-    assert Executor(file, "fp16").function("main").predict(small)[file.functions["main"].outputs[0]] == 0
-    assert Executor(file, "fp32").function("main").predict(small)[file.functions["main"].outputs[0]] == np.float32(
-        2.0**-12
-    )
+    results: list[tuple[Precision, float]] = [("fp16", 0.0), ("fp32", 2.0**-12)]
+    for precision, expected in results:
+        (result,) = ExecutorRuntime(file, precision).predict("main", small).values()
+        assert result == np.float32(expected)
 
 
 def test_equal_weights_are_held_once(tmp_path: Path):
-    executor = Executor(convert(tiny(), tmp_path / "model", widths=(1, 4)).file)
-    executor.function("width_1")
+    executor = ExecutorRuntime(convert(tiny(), tmp_path / "model", widths=(1, 4)).file)
+    executor.load("width_1")
     before = mx.get_active_memory()
-    executor.function("width_4")
+    executor.load("width_4")
     mx.synchronize()
 
     # Scalars and shapes belong to one function each.
@@ -168,14 +167,13 @@ def test_equal_weights_are_held_once(tmp_path: Path):
 
 
 def test_an_invalid_call_is_refused_with_the_reason(tmp_path: Path):
-    executor = Executor(convert(tiny(), tmp_path / "model", widths=(1,)).file)
-    function = executor.function("width_1")
-    data = {name: np.zeros(tensor.shape, np.float32) for name, tensor in function.inputs.items()}
-    calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: executor.function("width_32"), "width_32"),
-        (lambda: function.predict(data | {"x": np.zeros((1, 32, 1, 2))}), "must have shape"),
-        (lambda: function.predict({name: data[name] for name in data if name != "mask"}), "mask"),
-    ]
-    for call, words in calls:
+    converted = convert(tiny(), tmp_path / "model", widths=(1,))
+    shapes = converted.package.functions["width_1"]
+    data = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    for function, given, words in (
+        ("width_32", data, "width_32"),
+        ("width_1", data | {"x": np.zeros((1, 32, 1, 2))}, "must have shape"),
+        ("width_1", {name: data[name] for name in data if name != "mask"}, "mask"),
+    ):
         with pytest.raises(InputError, match=words):
-            call()
+            ExecutorRuntime(converted.file).predict(function, given)

@@ -137,7 +137,7 @@ class Device(ExecutorRuntime):
     """The executor in Core ML's place, with a fault: its numbers are wrong, or it computes something else."""
 
     def __init__(self, converted: Converted, fault: str, units: Units = "CPU_AND_NE") -> None:
-        super().__init__(converted)
+        super().__init__(converted.file)
         self._fault = "" if units == "CPU_ONLY" else fault
         self._calls = 0
 
@@ -191,7 +191,7 @@ def judged(reports: list[Agreed]) -> str | None:
 @pytest.fixture(scope="module")
 def golden() -> dict[int, np.ndarray]:
     converted = Converted.open(converted_demo())
-    return answers(calls(converted, ExecutorRuntime(converted)))
+    return answers(calls(converted, ExecutorRuntime(converted.file)))
 
 
 @pytest.mark.sampled(1)

@@ -74,7 +74,7 @@ class Run:
     """One sequence through a package; its rows are never committed."""
 
     def __init__(self, converted: Converted, precision: Precision = "fp32") -> None:
-        runtime = ExecutorRuntime(converted, precision)
+        runtime = ExecutorRuntime(converted.file, precision)
         self._package = converted.package
         self._forward = PackageForward(self._package, converted.tables, runtime)
         self._memory = HostMemory(CachePool(self._package))
