@@ -1,7 +1,6 @@
 """Laws of conversion: complete or absent, once for two processes, and one sentence for whatever can't be read."""
 
 import json
-import multiprocessing
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -228,23 +227,3 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(original: Path, cache: Pa
 
     assert "can't be written" in refusal(original, cache)
     assert letter.read_text() == "Dear"
-
-
-def _convert(path: str, results: Any) -> None:
-    reports: list[Progress] = []
-    results.put((str(gguf_folder(Path(path), reports.append)), bool(reports)))
-
-
-@pytest.mark.thorough
-def test_two_processes_convert_once(original: Path):
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=_convert, args=(str(original), results)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    found = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-
-    assert found[0][0] == found[1][0]
-    assert sorted(worked for _, worked in found) == [False, True]
