@@ -275,8 +275,7 @@ def package_fingerprint(folder: Path) -> str:
 
 def recorded(place: ExaminedSystem) -> EngineVerdict | None:
     """The outcome of an earlier examination, if a readable one is recorded."""
-    verdict = _read(_file(place))
-    return verdict if verdict is not None and verdict.place == place else None
+    return _read(_file(place))
 
 
 def record(verdict: EngineVerdict) -> Path:
