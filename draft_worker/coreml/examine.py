@@ -60,12 +60,11 @@ _STEADY = 1e-3
 """Two predictions of the same input may differ by this many standard deviations of the logits."""
 
 
-def main(open_core_ml: OpenRuntime | None = None) -> int:
-    """`open_core_ml`: a test's replacement for Core ML."""
+def main() -> int:
     tell = claim_output()
     order = msgspec.json.decode(sys.argv[-1], type=ExaminationOrder)
     try:
-        for report in carry_out(order, open_core_ml or _core_ml):
+        for report in carry_out(order, _core_ml):
             tell(report)
     except (PipelineError, RuntimeError, ValueError, OSError) as error:
         tell(Broken(f"{type(error).__name__}: {error}"[:2000], lasting=not isinstance(error, OSError)))
@@ -78,18 +77,21 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     compute_on_processor()
     converted = Converted.open(Path(order.folder))
     if order.stage == "golden":
-        np.savez(order.golden, **_named(answers(calls(converted, ExecutorRuntime(converted)))))
+        logits = answers(calls(converted, ExecutorRuntime(converted.file)))
+        named: dict[str, Any] = {str(width): rows for width, rows in logits.items()}
+        np.savez(order.golden, **named)
         yield Written()
         return
     if order.stage == "plan":
-        yield from _placed(converted.folder, order)
+        if order.runtime == "coreml":  # Only Core ML has several devices.
+            yield from placements(converted.folder)
         return
     yield Loading(None)
     executing = order.runtime == "executor"
-    runtime = ExecutorRuntime(converted) if executing else open_core_ml(converted, order.units)
+    runtime = ExecutorRuntime(converted.file) if executing else open_core_ml(converted, order.units)
     yield from load(runtime, converted.package, time.perf_counter)
     with np.load(order.golden) as golden:
-        expected = {width: golden[_name(width)] for width in converted.package.widths}
+        expected = {width: golden[str(width)] for width in converted.package.widths}
     repeatable = calls(converted, runtime)
     yield from compare(answers(repeatable), expected)
     yield from soak(repeatable, order.predicts, time.perf_counter)
@@ -211,12 +213,6 @@ def _tokens(folder: Path, vocabulary: int) -> list[int]:
     return np.random.default_rng(0).integers(0, vocabulary, _PROMPT + _PLACES).tolist()
 
 
-def _placed(folder: Path, order: ExaminationOrder) -> Iterator[Loading | Placed]:
-    """Only Core ML has several devices."""
-    if order.runtime == "coreml":
-        yield from placements(folder)
-
-
 def _placement(name: str, function: Any, plan: Any) -> Placed:
     engine: Any = import_module("coremltools.models.compute_device").MLNeuralEngineComputeDevice
     count = on_engine = 0
@@ -242,14 +238,6 @@ def _core_ml(converted: Converted, units: Units) -> Runtime:
     from draft_worker.coreml.runtime.apple import CoreMlRuntime
 
     return CoreMlRuntime(converted, units, functions=())
-
-
-def _named(logits: dict[int, Single]) -> dict[str, Any]:
-    return {_name(width): rows for width, rows in logits.items()}
-
-
-def _name(width: int) -> str:
-    return f"width_{width}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from draft_worker.coreml.package import Array
-from draft_worker.coreml.toolchain import messages
+from draft_worker.coreml.toolchain import toolchain
 from protocol.errors import InputError
 
 _RECORD = struct.Struct("<IIQQ")
@@ -87,16 +87,16 @@ class ProgramFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         root = _root(path)
-        model = messages().model()
+        model = toolchain().model()
         try:
             model.ParseFromString(root.read_bytes())
-        except messages().decode_error as error:
+        except toolchain().decode_error as error:
             raise self.damage(f"{root.name} can't be parsed") from error
         if not model.mlProgram.functions:
             raise self.damage("it holds no ML program")
         self.metadata: dict[str, str] = dict(model.description.metadata.userDefined)
         self.weights_size = 0
-        self._kinds: dict[int, str] = {number: name for name, number in messages().data_type.items()}
+        self._kinds: dict[int, str] = {number: name for name, number in toolchain().data_type.items()}
         self._weights = self._open_weights(root.parent / "weights" / "weight.bin")
         functions = sorted(model.mlProgram.functions.items())
         try:

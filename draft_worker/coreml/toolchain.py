@@ -24,15 +24,10 @@ class Toolchain:
         self.operations: Any = self.program.Builder
         self.types: Any = self.program.types
         self.uint4: Any = importlib.import_module("coremltools.converters.mil.mil.types.type_mapping").np_uint4_dtype
-
-
-class MilMessages:
-    """The protobuf messages of a saved model."""
-
-    def __init__(self, toolchain: Toolchain) -> None:
-        self.model: Any = toolchain.coremltools.proto.Model_pb2.Model
+        self.model: Any = self.coremltools.proto.Model_pb2.Model
+        """The protobuf message of a saved model."""
         self.decode_error: type[Exception] = importlib.import_module("google.protobuf.message").DecodeError
-        self.data_type: Any = toolchain.coremltools.proto.MIL_pb2.DataType
+        self.data_type: Any = self.coremltools.proto.MIL_pb2.DataType
 
 
 def _import() -> Any:
@@ -48,8 +43,3 @@ def _import() -> Any:
 @cache
 def toolchain() -> Toolchain:
     return Toolchain()
-
-
-@cache
-def messages() -> MilMessages:
-    return MilMessages(toolchain())

@@ -54,7 +54,7 @@ class CoreMlPrefillEngine:
         converted = Converted.open(folder)
         # The executor can compute in fp32. Then the KV equal the target's own.
         exact = default_runtime() == "executor"
-        return cls(converted, ExecutorRuntime(converted, "fp32") if exact else open_runtime(converted), element)
+        return cls(converted, ExecutorRuntime(converted.file, "fp32") if exact else open_runtime(converted), element)
 
     def open(self) -> "CoreMlPrefillSequence":
         """A sequence for a new prompt. Invalidates the sequence opened before."""

@@ -16,11 +16,11 @@ from orchestrator.api.settings import PipelineSettings, checked_setup
 from orchestrator.api.validation import warn_ineffective
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.memory.kv_plan import kept_sentence
-from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.memory_plan import PipelineMemory, memory_of
 from orchestrator.runtime.notices import Notice, received, stay
 from orchestrator.runtime.session import Session
 from protocol.child_process import module_command
+from protocol.contracts.coreml import OnProgress, silent
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Inquire, PipelineState, ToClient
 from protocol.security.addresses import require_local

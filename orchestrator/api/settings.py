@@ -18,13 +18,13 @@ from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice, pair_for
 from orchestrator.machine.hardware import lacks_fast_blas
 from orchestrator.machine.profiles.device_profiles import load_profile
-from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.sampling_defaults import model_sampling
 from orchestrator.machine.servers import host_port
 from orchestrator.machine.target import checked_hosts, traffic_note
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.memory_plan import fitted
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
+from protocol.contracts.coreml import OnProgress
 from protocol.contracts.engines import (
     AUTO,
     NO_DRAFT,

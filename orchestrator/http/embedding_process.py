@@ -14,9 +14,8 @@ from orchestrator.http.settings import EmbeddingCommand
 from orchestrator.machine.checkpoints import hub_file, resolve
 from orchestrator.machine.hardware import installed_version, usable_cores, worker_environment
 from orchestrator.machine.package_index import Unavailable, environment
-from orchestrator.machine.progress import OnProgress
 from protocol.child_process import ChildProcess
-from protocol.contracts.coreml import Progress
+from protocol.contracts.coreml import OnProgress, Progress
 from protocol.errors import InputError, PipelineError
 from protocol.kernels_folder import kernels_folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.machine.gguf import part_names
 from orchestrator.machine.network import reachable
-from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.coreml import OnProgress, silent
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.model_folder import WEIGHTS, ModelFolder
 from protocol.errors import InputError

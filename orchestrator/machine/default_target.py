@@ -12,8 +12,7 @@ from typing import NamedTuple
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.checkpoints import demo_model, hub_file
 from orchestrator.machine.package_index import Unavailable, Wheel, fetch_wheel
-from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.coreml import Progress
+from protocol.contracts.coreml import OnProgress, Progress, silent
 from protocol.errors import InputError
 from protocol.messages.sampling import ModelSampling
 from protocol.paths import cache_folder

@@ -19,29 +19,26 @@ _BOUNDS = Bounds(seconds=3, memory=1 << 30)
 """The largest honest schemas take 0.3 s."""
 
 
-class GrammarCheck:
-    """The process. For any thread: one at a time is served."""
-
-    def __init__(self, command: Sequence[str] | None = None) -> None:
-        self._turn = threading.Lock()
-        self._processes = BoundedProcesses(command or module_command(__name__), _BOUNDS, {"OPENBLAS_NUM_THREADS": "1"})
-        self.close = self._processes.close
-
-    def flaw(self, grammar: Grammar) -> str | None:
-        """Why this grammar can't be enforced, as a sentence; None if it can. Raises PipelineError if nobody can say."""
-        with self._turn:
-            try:
-                return msgspec.json.decode(self._processes.ask(grammar), type=str | None)
-            except BoundExceeded as exceeded:
-                return f"This JSON schema can't be enforced: its check {exceeded}."
+def checking(command: Sequence[str]) -> BoundedProcesses:
+    return BoundedProcesses(command, _BOUNDS, {"OPENBLAS_NUM_THREADS": "1"})
 
 
-_check = GrammarCheck()
+_turn = threading.Lock()
+_processes = checking(module_command(__name__))
 
 
 @lru_cache(maxsize=64)
 def _flaw(grammar: Grammar) -> str | None:
-    return _check.flaw(grammar)
+    with _turn:
+        return flaw_found_by(_processes, grammar)
+
+
+def flaw_found_by(processes: BoundedProcesses, grammar: Grammar) -> str | None:
+    """Why this grammar can't be enforced, as a sentence; None if it can. Raises PipelineError if nobody can say."""
+    try:
+        return msgspec.json.decode(processes.ask(grammar), type=str | None)
+    except BoundExceeded as exceeded:
+        return f"This JSON schema can't be enforced: its check {exceeded}."
 
 
 def require_enforceable(grammar: Grammar | None) -> None:

@@ -16,11 +16,10 @@ from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.neural_engine import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
-from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime.memory_plan import kept_alone
 from protocol.child_process import module_command
-from protocol.contracts.coreml import record
+from protocol.contracts.coreml import OnProgress, record, silent
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
 from protocol.contracts.engines import AUTO

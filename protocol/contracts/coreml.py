@@ -83,6 +83,14 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", forbid_unknown_field
     total: int
 
 
+OnProgress: TypeAlias = Callable[[Progress], None]
+"""How long work on models reports its progress."""
+
+
+def silent(_: Progress) -> None:
+    """Reports nothing."""
+
+
 class LintFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One violation of a rule of the Neural Engine."""
 
@@ -267,11 +275,7 @@ def package_fingerprint(folder: Path) -> str:
 
 def recorded(place: ExaminedSystem) -> EngineVerdict | None:
     """The outcome of an earlier examination, if a readable one is recorded."""
-    try:
-        verdict = msgspec.json.decode(_file(place).read_bytes(), type=EngineVerdict)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return verdict if verdict.place == place else None
+    return _read(_file(place))
 
 
 def record(verdict: EngineVerdict) -> Path:
@@ -285,13 +289,14 @@ def record(verdict: EngineVerdict) -> Path:
 def all_recorded() -> list[EngineVerdict]:
     """Every readable outcome, the latest last."""
     files = sorted((cache_folder() / "neural-engine").glob("*.json"), key=lambda file: file.stat().st_mtime)
-    found: list[EngineVerdict] = []
-    for file in files:
-        try:
-            found.append(msgspec.json.decode(file.read_bytes(), type=EngineVerdict))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return found
+    return [verdict for file in files if (verdict := _read(file)) is not None]
+
+
+def _read(file: Path) -> EngineVerdict | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=EngineVerdict)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _file(place: ExaminedSystem) -> Path:

@@ -159,7 +159,7 @@ def test_a_converted_draft_goes_on_with_the_tokens_that_its_package_can_hold(tmp
     from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 
     converted = runs.convert(runs.tiny("qwen2"), tmp_path / "model", context=32, widths=(1, 16))
-    assert_goes_on(CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")), runs.tiny("qwen2"))
+    assert_goes_on(CoreMlEngine(converted, ExecutorRuntime(converted.file, "fp32")), runs.tiny("qwen2"))
 
 
 def engines(folder: Path) -> list[Engine]:
@@ -169,7 +169,7 @@ def engines(folder: Path) -> list[Engine]:
     converted = runs.convert(runs.tiny("qwen2"), folder / "model")
     return [
         MlxEngine(LanguageModel(runs.tiny("qwen2")), ""),
-        CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")),
+        CoreMlEngine(converted, ExecutorRuntime(converted.file, "fp32")),
     ]
 
 

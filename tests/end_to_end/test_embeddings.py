@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from orchestrator.http.embedding_process import EmbeddingProcess, embedding_command
 from orchestrator.machine.checkpoints import demo_model
-from orchestrator.machine.progress import silent
+from protocol.contracts.coreml import silent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WIDTH, INNER, VOCABULARY, POSITIONS = 32, 64, 4096, 64

@@ -1,14 +1,10 @@
 """The imitation answers as macOS does, each time with the error that macOS gives. Every answer is asked from Python."""
 
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
 
 from tests.support.mac_kernel.imitation import Mac
-from tests.support.paths import ROOT
 
 PRELUDE = """
 import _posixshmem, ctypes, errno, mmap, os, resource, select, signal, socket, subprocess, sys, time
@@ -174,14 +170,7 @@ sys.stdin.read()
 def test_reuse_of_an_address_lets_only_the_same_address_be_in_the_way(mac: Mac, one: str, other: str, shared: bool):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    first = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + listening(one, port)],
-        env={**os.environ, **mac.environment},
-        cwd=ROOT,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    first = mac.start(["-c", PRELUDE + listening(one, port)])
     try:
         assert first.stdout is not None
         assert first.stdout.readline() == "listening\n"

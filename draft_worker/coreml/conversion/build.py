@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import mlx.core as mx
 
@@ -16,11 +16,9 @@ from draft_worker.coreml.conversion.graph import decoder
 from draft_worker.coreml.conversion.weights import Constants, head_chunks
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package, rotation_tables
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.coreml import FOLDER_FACTS, Choices, Progress
+from protocol.contracts.coreml import FOLDER_FACTS, Choices, OnProgress, Progress, silent
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-
-OnReport: TypeAlias = Callable[[Progress], None]
 
 _SLOT_MULTIPLE = 32
 """The context is a multiple of this: 64 bytes of fp16."""
@@ -30,7 +28,7 @@ _DEFAULT_CONTEXT = 2048
 _COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
-def convert(source: Path, destination: Path, choices: Choices, report: OnReport = lambda _: None) -> Package:
+def convert(source: Path, destination: Path, choices: Choices, report: OnProgress = silent) -> Package:
     """Write `destination`/model.mlpackage, host.safetensors and the source's configuration and tokenizer.
 
     A complete conversion replaces an earlier one in `destination`. Raises InputError for a source that can't be
@@ -41,7 +39,7 @@ def convert(source: Path, destination: Path, choices: Choices, report: OnReport 
 
 
 def write(
-    model: Checkpoint, destination: Path, choices: Choices, tokenizer: str = "", report: OnReport = lambda _: None
+    model: Checkpoint, destination: Path, choices: Choices, tokenizer: str = "", report: OnProgress = silent
 ) -> Package:
     """Like `convert`, for a loaded model. `tokenizer`: the fingerprint of its tokenizer."""
     package = describe(model, choices, tokenizer)
@@ -112,7 +110,7 @@ def _require_replaceable(destination: Path) -> None:
         raise InputError(f"{destination} holds other files: pass a new or empty folder.")
 
 
-def _fill(folder: Path, model: Checkpoint, package: Package, report: OnReport) -> None:
+def _fill(folder: Path, model: Checkpoint, package: Package, report: OnProgress) -> None:
     layers = len(package.widths) * len(package.shape.layers)
     built = 0
 

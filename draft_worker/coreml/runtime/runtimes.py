@@ -23,25 +23,34 @@ Precision: TypeAlias = Literal["fp16", "fp32"]
 _DTYPES: dict[Precision, mx.Dtype] = {"fp16": mx.float16, "fp32": mx.float32}
 
 
-class Executor:
-    """A loaded package. Its functions share constants.
+class ExecutorRuntime:
+    """Runs a package on any machine, to check its graph. Its functions share constants.
 
-    `function` raises InputError for a damaged weight file and for an operation that the executor does not support.
+    `load` raises InputError for a damaged weight file and for an operation that the executor does not support.
     """
 
+    name = "executor"
+
     def __init__(self, file: ProgramFile, precision: Precision = "fp16") -> None:
-        self.file = file
+        kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
+        self.device = f"{kind}, by the executor: no Neural Engine"
+        self._file = file
         self._constants = _Constants()
         self._precision: Precision = precision
         self._loaded: dict[str, ProgramFunction] = {}
 
-    def function(self, name: str) -> "ProgramFunction":
-        if name not in self.file.functions:
-            known = ", ".join(self.file.functions)
-            raise InputError(f"{self.file.path} has no function {name} (it has {known}): convert the model again.")
-        if name not in self._loaded:
-            self._loaded[name] = ProgramFunction(self.file, self.file.functions[name], self._constants, self._precision)
-        return self._loaded[name]
+    def load(self, function: str) -> None:
+        if function in self._loaded:
+            return
+        if function not in self._file.functions:
+            known = ", ".join(self._file.functions)
+            raise InputError(f"{self._file.path} has no function {function} (it has {known}): convert the model again.")
+        held = self._file.functions[function]
+        self._loaded[function] = ProgramFunction(self._file, held, self._constants, self._precision)
+
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.load(function)
+        return self._loaded[function].predict(inputs)
 
 
 class ProgramFunction:
@@ -60,28 +69,24 @@ class ProgramFunction:
             self._place(name)
         self._steps = [self._step(operation, function, constants) for operation in _ordered(function, constants)]
 
-    def predict(self, data: Mapping[str, Array | mx.array]) -> dict[str, Array]:
+    def predict(self, data: Mapping[str, Array]) -> dict[str, Array]:
         """Run one call. Raises InputError for an input that is missing or has another shape."""
-        outputs = self.run(data)
-        mx.eval(outputs)
-        return {name: np.array(value) for name, value in outputs.items()}
-
-    def run(self, data: Mapping[str, Array | mx.array]) -> dict[str, mx.array]:
-        """Like `predict`, with lazy results."""
         registers = self._registers.copy()
         for name in self.inputs:
             registers[self._places[name]] = self._input(name, data)
         for step in self._steps:
             step(registers)
-        return {name: _required(registers[self._places[name]]) for name in self.outputs}
+        outputs: dict[str, Any] = {name: registers[self._places[name]] for name in self.outputs}
+        mx.eval(outputs)
+        return {name: np.array(value) for name, value in outputs.items()}
 
-    def _input(self, name: str, data: Mapping[str, Array | mx.array]) -> mx.array:
+    def _input(self, name: str, data: Mapping[str, Array]) -> mx.array:
         shape, kind = self.inputs[name]
         if name not in data:
             raise InputError(f"The input {name} of {self._path} is missing.")
-        given: Any = data[name]
-        if tuple(given.shape) != shape:
-            raise InputError(f"The input {name} of {self._path} must have shape {shape}, not {tuple(given.shape)}.")
+        given = data[name]
+        if given.shape != shape:
+            raise InputError(f"The input {name} of {self._path} must have shape {shape}, not {given.shape}.")
         return mx.array(given).astype(mx.int32 if kind == "INT32" else self._dtype)
 
     def _place(self, name: str) -> int:
@@ -205,11 +210,6 @@ def _writing(run: OperationFunction, sources: list[int], targets: list[int]) -> 
     return several
 
 
-def _required(value: mx.array | None) -> mx.array:
-    assert value is not None, "a function's outputs are computed by its operations"
-    return value
-
-
 def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runtime:
     """The runtime of that name; by default Core ML on a Mac, the executor elsewhere."""
     match name or default_runtime():
@@ -218,25 +218,8 @@ def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runti
 
             return CoreMlRuntime(converted)
         case "executor":
-            return ExecutorRuntime(converted)
+            return ExecutorRuntime(converted.file)
 
 
 def default_runtime() -> RuntimeName:
     return "coreml" if sys.platform == "darwin" else "executor"
-
-
-class ExecutorRuntime:
-    """The executor runs the same package on any machine, to check its graph."""
-
-    name = "executor"
-
-    def __init__(self, converted: Converted, precision: Precision = "fp16") -> None:
-        kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
-        self.device = f"{kind}, by the executor: no Neural Engine"
-        self._executor = Executor(converted.file, precision)
-
-    def load(self, function: str) -> None:
-        self._executor.function(function)
-
-    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return self._executor.function(function).predict(inputs)

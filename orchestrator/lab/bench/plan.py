@@ -12,7 +12,7 @@ from orchestrator.lab.bench.contender import LOOKUP, GenerationTask
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
 from orchestrator.machine.drafts.draft_choice import pair_for
-from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.coreml import OnProgress, silent
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import AUTO, DraftEngineName, draft_model
 from protocol.contracts.model_folder import ModelFolder

@@ -11,7 +11,6 @@ import msgspec
 
 from orchestrator.machine.cache_entries import exclusive
 from orchestrator.machine.checkpoints import resolve
-from orchestrator.machine.progress import OnProgress, silent
 from protocol.child_process import reports
 from protocol.contracts.coreml import (
     FOLDER_FACTS,
@@ -22,7 +21,9 @@ from protocol.contracts.coreml import (
     ConversionReport,
     Facts,
     Finished,
+    OnProgress,
     Progress,
+    silent,
 )
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError

@@ -20,8 +20,7 @@ from orchestrator.machine.drafts.converted_draft import (
 from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
 from orchestrator.machine.hardware import neural_engine
 from orchestrator.machine.pairs.recommended_pairs import draft_beside
-from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.coreml import EngineVerdict, recorded
+from protocol.contracts.coreml import EngineVerdict, OnProgress, recorded, silent
 from protocol.contracts.drafters.description import Drafter
 from protocol.contracts.drafters.detection import has_own_head, is_drafter, read_drafter
 from protocol.contracts.drafters.early_exit import MODEL_TYPE

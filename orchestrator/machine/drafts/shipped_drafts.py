@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.checkpoints import demo_model, worker_folder
 from orchestrator.machine.default_target import default_target, is_default_target
-from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.coreml import OnProgress, silent
 from protocol.contracts.model_folder import HEAD_TOKENS, ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError

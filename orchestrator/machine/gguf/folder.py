@@ -21,8 +21,7 @@ from orchestrator.machine.gguf.architectures import (
 )
 from orchestrator.machine.gguf.container import GgufFile, read_gguf
 from orchestrator.machine.gguf.weights import GROUP, Packed, Part, common_format, packed, parts
-from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.coreml import Progress
+from protocol.contracts.coreml import OnProgress, Progress, silent
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 

@@ -11,7 +11,6 @@ import pytest
 
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.apple import CoreMlRuntime, compiled
-from draft_worker.coreml.runtime.calls import Runtime
 from draft_worker.coreml.runtime.runtimes import default_runtime, open_runtime
 from draft_worker.engine_interface import Batch
 from draft_worker.engines.coreml import CoreMlEngine
@@ -41,7 +40,7 @@ def test_core_ml_is_called_by_the_library_s_signatures_and_gives_the_executor_s_
 ):
     converted, library = pair
     sampling = Sampling(temperature=0.5, seed=2)
-    engines = [CoreMlEngine(converted, runtime) for runtime in runtimes(converted, library)]
+    engines = [CoreMlEngine(converted, runtime) for runtime in (CoreMlRuntime(converted), library.executor)]
     found = []
     for engine in engines:
         sequence = engine.open(sampling, VOCABULARY)
@@ -55,12 +54,8 @@ def test_core_ml_is_called_by_the_library_s_signatures_and_gives_the_executor_s_
     assert {made["compute_units"].name for made in library.made} == {"CPU_AND_NE"}
 
 
-def runtimes(converted: Converted, library: Library) -> list[Runtime]:
-    return [CoreMlRuntime(converted), library.executor]
-
-
 @pytest.mark.thorough
-def test_a_model_is_compiled_once_to_a_fixed_path(pair: tuple[Converted, Library]):
+def test_a_model_is_compiled_once_to_a_path_of_its_conversion(pair: tuple[Converted, Library], tmp_path: Path):
     converted, library = pair
     CoreMlRuntime(converted)
     CoreMlRuntime(converted, "CPU_ONLY")
@@ -69,14 +64,7 @@ def test_a_model_is_compiled_once_to_a_fixed_path(pair: tuple[Converted, Library
     (place,) = {made["path"] for made in library.made}
     assert Path(place).parent == cache_folder() / "compiled"
     assert [entry.name for entry in Path(place).parent.iterdir()] == [Path(place).name]
-
-
-@pytest.mark.thorough
-def test_another_conversion_is_compiled_to_another_path(home: Path, monkeypatch: pytest.MonkeyPatch):
-    first, second = (convert(tiny(seed=seed), home / f"model-{seed}") for seed in (0, 1))
-    Library(monkeypatch, first)
-
-    assert compiled(first.folder) != compiled(second.folder)
+    assert compiled(convert(tiny(seed=1), tmp_path / "other").folder) != Path(place)
 
 
 def test_the_runtime_is_core_ml_only_on_a_mac(home: Path):
@@ -107,6 +95,7 @@ def test_every_array_that_core_ml_was_given_lives_on(pair: tuple[Converted, Libr
     gc.collect()
 
     assert [reference for reference in given.values() if reference() is None] == []
+    assert {value.dtype for reference in given.values() if (value := reference()) is not None} == {np.dtype("float32")}
     assert len(set(counts)) == 1, "a sequence that follows another one needs no new array"
     for reference in given.values():
         # Changes of the count that two threads make at once can be lost.

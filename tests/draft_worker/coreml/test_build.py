@@ -23,7 +23,7 @@ from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.weights import Palettes, Scaled, compress, head_chunks, restore
 from draft_worker.coreml.converted import Converted, require_functions
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
-from draft_worker.coreml.runtime.runtimes import Executor
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.converted_draft import conversion
 from protocol.contracts.coreml import Choices, Finished, Progress
@@ -133,13 +133,17 @@ def test_a_head_of_some_tokens_is_converted_alone(demo: Converted, tmp_path: Pat
     assert sizes[0] - sizes[1] == pytest.approx(saved, abs=4096)
 
 
-@pytest.mark.parametrize("wrong", [[1, 2, 3], [3, 2], [1, 4096]], ids=["too many", "not ascending", "unknown"])
-def test_head_tokens_that_do_not_fit_the_package_are_refused(tmp_path: Path, wrong: list[int]):
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [([1, 2, 3], {}), ([3, 2], {}), ([1, 4096], {}), ([1, 2], {"model": "another"})],
+    ids=["too many", "not ascending", "unknown", "of another model"],
+)
+def test_tables_that_do_not_fit_the_package_are_refused(tmp_path: Path, head: list[int], changes: dict[str, str]):
     folder = convert(tiny(), tmp_path / "model", head_tokens=np.array([1, 2], np.int32), widths=(1,)).folder
     loaded: Any = mx.load(str(folder / HOST), return_metadata=True)
-    arrays, metadata = loaded
-    tables = {name: mx.array(np.array(table)) for name, table in arrays.items()}
-    mx.save_safetensors(str(folder / HOST), tables | {"head_tokens": mx.array(wrong)}, metadata=metadata)
+    tables = {name: mx.array(np.array(table)) for name, table in loaded[0].items()}
+    tables["head_tokens"] = mx.array(head, mx.int32)
+    mx.save_safetensors(str(folder / HOST), tables, metadata=loaded[1] | changes)
 
     with pytest.raises(InputError, match="another model"):
         Converted.open(folder)
@@ -154,38 +158,37 @@ def test_models_have_different_fingerprints():
     assert len({other.fingerprint() for other in others}) == 5
 
 
-@pytest.mark.parametrize(
-    ("choices", "words"),
-    [
-        ({"widths": ()}, "--widths"),
-        ({"widths": (0, 8)}, "--widths"),
-        ({"widths": (64,), "context": 32}, "--widths"),
-        ({"context": 100}, "multiple of 32"),
-        ({"context": 1024}, "knows 512 positions"),
-    ],
-)
-def test_choices_that_do_not_fit_are_refused(choices: dict[str, Any], words: str):
+def beyond_fp16() -> Any:
+    model = tiny()
+    model.layers[0].mlp.up_proj.weight[0, 0] = 1e6
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "no widths": (tiny, {"widths": ()}, "--widths"),
+    "a width of 0": (tiny, {"widths": (0, 8)}, "--widths"),
+    "too wide": (tiny, {"widths": (64,), "context": 32}, "--widths"),
+    "an odd context": (tiny, {"context": 100}, "multiple of 32"),
+    "a long context": (tiny, {"context": 1024}, "knows 512 positions"),
+    "another architecture": (
+        lambda: gemma.Model(gemma.ModelArgs("gemma", 32, 1, 64, 2, 16, 1e-5, 67, 2)),
+        {},
+        r"its architecture is gemma\)",
+    ),
+    "weights beyond fp16": (beyond_fp16, {"widths": (1,), "context": 32}, "up_proj"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_can_not_be_converted_is_refused_by_its_name(case: str, tmp_path: Path):
+    make, choices, words = REFUSED[case]
+
     with pytest.raises(InputError, match=words):
-        describe(Checkpoint(tiny()), Choices(**choices))
+        write(Checkpoint(make()), tmp_path / "model", Choices(**choices))
 
 
 def test_the_default_context_is_that_of_the_model():
     assert describe(Checkpoint(tiny()), Choices(widths=(1,))).context == 512
-
-
-def test_models_of_another_architecture_are_refused():
-    other = gemma.Model(gemma.ModelArgs("gemma", 32, 1, 64, 2, 16, 1e-5, 67, 2))
-
-    with pytest.raises(InputError, match=r"its architecture is gemma\)"):
-        Checkpoint(other)
-
-
-def test_weights_beyond_fp16_are_refused(tmp_path: Path):
-    model = tiny()
-    model.layers[0].mlp.up_proj.weight[0, 0] = 1e6
-
-    with pytest.raises(InputError, match="up_proj"):
-        write(Checkpoint(model), tmp_path / "model", SOME)
 
 
 def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path):
@@ -208,15 +211,6 @@ def test_a_failed_conversion_keeps_the_earlier_one(tmp_path: Path):
 
     assert Converted.open(tmp_path / "model").package == before.package
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
-
-
-def test_progress_ends_at_its_total(tmp_path: Path):
-    seen: list[Progress] = []
-    write(Checkpoint(tiny()), tmp_path / "model", Choices(widths=(1, 4), context=32), report=seen.append)
-
-    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
-    assert {progress.total for progress in seen} == {2 * 2 + 2}
-    assert seen[-1].done == seen[-1].total - 1
 
 
 # A damaged folder is refused at load with a sentence that names the damage --------------------------
@@ -278,13 +272,6 @@ def test_a_damaged_folder_is_refused_by_the_name_of_the_damage(damage: str, fold
     assert words in str(refused.value)
 
 
-def test_tables_of_another_model_are_refused(folder: Path, tmp_path: Path):
-    shutil.copyfile(convert(tiny(), tmp_path / "other", widths=(1,)).folder / HOST, folder / HOST)
-
-    with pytest.raises(InputError, match="another model"):
-        Converted.open(folder)
-
-
 @pytest.mark.parametrize(("claims", "words"), [({"context": 32}, "other inputs"), ({"widths": (1, 8, 32)}, "width_32")])
 def test_metadata_that_does_not_fit_the_program_is_refused(claims: dict[str, Any], words: str, demo: Converted):
     with pytest.raises(InputError, match=words):
@@ -308,7 +295,7 @@ def test_flipped_bytes_of_the_program_give_no_other_error(folder: Path, seed: in
     with suppress(InputError):
         converted = Converted.open(folder)
         for width in converted.package.widths:
-            Executor(converted.file).function(converted.package.function(width))
+            ExecutorRuntime(converted.file).load(converted.package.function(width))
 
 
 @pytest.mark.thorough
@@ -317,7 +304,10 @@ def test_a_separate_process_converts_and_reports(tmp_path: Path):
 
     finished = reports[-1]
     assert isinstance(finished, Finished)
-    assert all(isinstance(report, Progress) for report in reports[:-1])
+    steps = [report for report in reports[:-1] if isinstance(report, Progress)]
+    assert len(steps) == len(reports) - 1
+    assert [step.done for step in steps] == sorted(step.done for step in steps)
+    assert {step.total for step in steps} == {steps[-1].done + 1} == {3 + 2}
     assert finished.operations["width_1"]["conv"] == 3 * 7 + 1
     assert finished.host_bytes == (tmp_path / "model" / HOST).stat().st_size
     assert not [finding for finding in finished.findings if finding.severity == "error"]
@@ -338,7 +328,7 @@ def test_a_conversion_writes_nowhere_but_beside_its_folder(tmp_path: Path, monke
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
-    convert_folder(DEMO, tmp_path / "there" / "model", Choices(context=32, widths=(1,)))
+    convert(tiny(), tmp_path / "there" / "model", widths=(1,))
 
     assert not list(elsewhere.iterdir())
     assert [entry.name for entry in (tmp_path / "there").iterdir()] == ["model"]

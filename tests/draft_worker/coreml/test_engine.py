@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from draft_worker.engine_interface import Batch
 from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.engines.mlx import MlxEngine
 from protocol.inference.language_model import LanguageModel
+from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
 from tests.support.models.coreml_runs import CONTEXT, convert, tiny
@@ -41,7 +42,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Converted:
 
 def engine(converted: Converted, **options: Any) -> CoreMlEngine:
     """An engine in fp32, for comparison with MLX."""
-    return CoreMlEngine(converted, ExecutorRuntime(converted, "fp32"), **options)
+    return CoreMlEngine(converted, ExecutorRuntime(converted.file, "fp32"), **options)
 
 
 @pytest.fixture(scope="module")
@@ -58,42 +59,29 @@ def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
             assert chances.get(token, chance) == pytest.approx(chance, abs=0.02)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
-def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, reference: MlxEngine, sampling: Sampling):
-    one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
-    walk = Twins(one, other, seed=3, sampling=sampling)
-    walk.prefill(21)
-    for step in range(14):
-        assert_alike(*walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3))
-        walk.keep()
-    assert one.committed == other.committed == len(walk.tokens)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
-def test_a_call_may_have_committed_tokens_alone(converted: Converted, reference: MlxEngine, sampling: Sampling):
-    one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
-    walk = Twins(one, other, seed=3, sampling=sampling)
-    walk.prefill(21)
-
-    assert_alike(*walk.evaluate(3, committed=converted.package.widths[-1]))
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("vocabulary", [VOCABULARY - 1, VOCABULARY, VOCABULARY + 61])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
-def test_a_short_head_gives_the_candidates_of_mlx_with_the_same_head(
-    short: Converted, sampling: Sampling, vocabulary: int
+@pytest.mark.parametrize(
+    ("head", "vocabulary"),
+    [(None, VOCABULARY), (HEAD, VOCABULARY - 1), (HEAD, VOCABULARY), (HEAD, VOCABULARY + 61)],
+    ids=["whole head", "short head", "short head of all", "short head of more"],
+)
+def test_a_random_walk_gives_the_candidates_of_mlx_with_the_same_head(
+    converted: Converted, short: Converted, head: Any, vocabulary: int, sampling: Sampling
 ):
-    reference = MlxEngine(LanguageModel(tiny("qwen2")), "", HEAD)
-    one, other = (each.open(sampling, vocabulary) for each in (engine(short), reference))
+    ours = engine(converted if head is None else short)
+    one, other = (each.open(sampling, vocabulary) for each in (ours, MlxEngine(LanguageModel(tiny("qwen2")), "", head)))
     walk = Twins(one, other, seed=6, sampling=sampling)
     walk.prefill(21)
-    for step in range(6):
+    for step in range(10):
         got, want = walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3)
         assert_alike(got, want)
-        assert all(set(each.tokens) <= set(HEAD.tolist()) for each in got)
+        assert head is None or all(set(each.tokens) <= set(head.tolist()) for each in got)
         walk.keep()
+    assert one.committed == other.committed == len(walk.tokens)
+    # A call may have committed tokens alone.
+    walk.truncate(20)
+    assert_alike(*walk.evaluate(3, committed=converted.package.widths[-1]))
 
 
 def test_a_row_without_a_slot_can_still_be_committed(converted: Converted, reference: MlxEngine):
@@ -127,22 +115,6 @@ def test_tokens_reach_to_the_end_of_the_context(converted: Converted, reference:
             sequence.keep([row], ())
 
 
-def test_a_host_cache_is_the_input_itself_and_is_never_copied(converted: Converted):
-    runtime = ExecutorRuntime(converted, "fp32")
-    seen: list[dict[str, np.ndarray]] = []
-    predict = runtime.predict
-    runtime.predict = lambda function, inputs: (seen.append(dict(inputs)), predict(function, inputs))[1]
-    sequence = CoreMlEngine(converted, runtime).open(GREEDY, VOCABULARY)
-    sequence.prefill(range(30))
-    for _ in range(3):
-        sequence.evaluate(Batch((), [1, 2, 3], [-1, -1, -1], 4))
-
-    assert {value.dtype for inputs in seen for value in inputs.values()} == {np.dtype(np.float32)}
-    for name in ("kv", "x", "mask", "cos", "sin"):
-        by_width = {inputs["x"].shape[-1]: inputs[name].ctypes.data for inputs in seen}
-        assert all(inputs[name].ctypes.data == by_width[inputs["x"].shape[-1]] for inputs in seen)
-
-
 # Restarts ------------------------------------------------------------------------------------------
 
 
@@ -151,19 +123,23 @@ def shared(converted: Converted, registry: Path) -> Callable[..., CoreMlEngine]:
     return lambda epoch=9: engine(converted, epoch=epoch, owner=os.getpid())
 
 
-def opened(engine: CoreMlEngine, sampling: Sampling = GREEDY) -> CoreMlSequence:
-    sequence = engine.open(sampling, VOCABULARY)
+def opened(engine: CoreMlEngine, tokens: Sequence[int] = ()) -> CoreMlSequence:
+    sequence = engine.open(GREEDY, VOCABULARY)
     assert isinstance(sequence, CoreMlSequence)
+    sequence.prefill(tokens)
     return sequence
 
 
-def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[..., CoreMlEngine]):
-    first = opened(shared())
-    first.prefill(range(40))
-    saved = first.save()
+def save(sequence: CoreMlSequence) -> KvReference:
+    saved = sequence.save()
     assert saved is not None
+    return saved
+
+
+def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[..., CoreMlEngine]):
+    first, second = opened(shared(), range(40)), opened(shared())
+    saved = save(first)
     first.evaluate(Batch((), [1, 2], [-1, -1], 4))
-    second = opened(shared())
 
     assert second.adopt(saved, range(saved.tokens)) == ""
 
@@ -173,8 +149,7 @@ def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[...,
 
 
 def test_nothing_is_saved_for_a_few_tokens(shared: Callable[..., CoreMlEngine]):
-    sequence = opened(shared())
-    sequence.prefill(range(31))
+    sequence = opened(shared(), range(31))
 
     assert sequence.save() is None
     sequence.prefill([31])
@@ -183,11 +158,7 @@ def test_nothing_is_saved_for_a_few_tokens(shared: Callable[..., CoreMlEngine]):
 
 
 def test_a_cache_of_another_life_of_the_pipeline_is_refused(shared: Callable[..., CoreMlEngine]):
-    first = opened(shared())
-    first.prefill(range(40))
-    saved = first.save()
-    assert saved is not None
-    second = opened(shared(epoch=10))
+    saved, second = save(opened(shared(), range(40))), opened(shared(epoch=10))
 
     assert "epoch 9, not 10" in second.adopt(saved, range(saved.tokens))
     assert second.committed == 0
@@ -196,29 +167,21 @@ def test_a_cache_of_another_life_of_the_pipeline_is_refused(shared: Callable[...
 
 def test_the_next_sequence_reuses_the_cache_of_a_closed_one(shared: Callable[..., CoreMlEngine]):
     engine = shared()
-    first = opened(engine)
-    first.prefill(range(40))
-    saved = first.save()
-    assert saved is not None
+    first = opened(engine, range(40))
+    saved = save(first)
     first.close()
-    second = opened(engine)
-    second.prefill(range(10, 50))
 
-    assert second.save() == saved
+    assert opened(engine, range(10, 50)).save() == saved
     assert "are wanted" not in opened(shared()).adopt(saved, range(saved.tokens))
 
 
 def test_a_truncated_sequence_is_saved_again(shared: Callable[..., CoreMlEngine]):
-    first = opened(shared())
-    first.prefill(range(64))
-    whole = first.save()
-    assert whole is not None
-    assert whole.tokens == 64
+    first = opened(shared(), range(64))
+    assert save(first).tokens == 64
     first.truncate(10)
     first.prefill(range(30, 62))
-    saved = first.save()
+    saved = save(first)
 
-    assert saved is not None
     assert saved.tokens == 42
     assert opened(shared()).adopt(saved, range(saved.tokens)) == ""
 

@@ -1,7 +1,11 @@
-"""Laws of calls that evaluate rows of several sequences: each sequence's candidates are those of a call of its own."""
+"""Laws of calls that evaluate rows of several sequences: each sequence's candidates are those of a call of its own.
+
+What overflows fp16 in one row harms that row alone, and what the host allocates does not grow with the context.
+"""
 
 import random
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +13,8 @@ import numpy as np
 import pytest
 
 from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.package import Array
+from draft_worker.coreml.runtime.calls import PackageForward
 from draft_worker.coreml.runtime.joint_memory import _IDLE_STEPS, JointMemory
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
@@ -20,9 +26,8 @@ from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Start
 from protocol.speculation.token_tree import Candidates
-from tests.draft_worker.coreml.test_architectures import tiny as tiny_of
 from tests.draft_worker.coreml.test_engine import DRAWN, FILTERED, SAMPLED
-from tests.support.models.coreml_runs import CONTEXT, convert, tiny
+from tests.support.models.coreml_runs import CONTEXT, convert, tiny, tiny_of
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.twin_sequences import GREEDY, Twins
 
@@ -50,7 +55,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Converted:
 
 
 def engine(converted: Converted) -> tuple[CoreMlEngine, Counted]:
-    runtime = Counted(converted, "fp32")
+    runtime = Counted(converted.file, "fp32")
     return CoreMlEngine(converted, runtime), runtime
 
 
@@ -135,6 +140,34 @@ def test_numbers_that_are_none_stay_with_the_sequence_that_has_them(short: Conve
     assert_equal(found, alone.evaluate(batch(2)))
 
 
+class Overflowing(ExecutorRuntime):
+    """Its first call overflows, as fp16 sums of a device do."""
+
+    value = np.inf
+
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = super().predict(function, inputs)
+        if np.isfinite(self.value):
+            return outputs
+        outputs["kv_new"] = np.full_like(outputs["kv_new"], self.value)
+        self.value = 0.0
+        return outputs
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_row_that_overflowed_blinds_no_token_that_does_not_see_it(value: float, short: Converted):
+    runtime = Overflowing(short.file)
+    runtime.value = value
+    package = short.package
+    memory = HostMemory(CachePool(package))
+    forward = PackageForward(package, short.tables, runtime)
+    forward.run([memory.rows(memory.slots.add([5], [PREFIX]))])
+    memory.slots.keep([], ())
+
+    (number,) = memory.slots.add([7], [PREFIX])
+    assert np.isfinite(forward.evaluate([memory.rows([number])])[:, : package.head_rows]).all()
+
+
 def memory(converted: Converted, tokens: int) -> HostMemory:
     made = HostMemory(CachePool(converted.package))
     made.slots.adopt(tokens)
@@ -191,3 +224,35 @@ def test_one_growth_step_of_the_worker_grows_as_many_trees_as_a_call_takes(short
     # The root's forward has four rows: three committed tokens and the root.
     assert steps[0][1] == [1, 2, 3, 4]
     assert {sequence for _, grown in steps[1:3] for sequence in grown} == {1, 2, 3, 4, 5}
+
+
+class Constant(ExecutorRuntime):
+    """Returns the arrays of its first call again."""
+
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if not hasattr(self, "outputs"):
+            self.outputs = super().predict(function, inputs)
+        return self.outputs
+
+
+def peak(folder: Path, context: int) -> int:
+    """Peak bytes that the host allocates in a call behind a nearly full context."""
+    converted = convert(tiny("qwen2", max_position_embeddings=8192), folder, widths=(8,), context=context)
+    forward = PackageForward(converted.package, converted.tables, Constant(converted.file))
+    held = memory(converted, context - 16)
+
+    def call() -> None:
+        forward.evaluate([held.rows(held.slots.add(range(8), [PREFIX] * 8))])
+        held.slots.keep([], ())
+
+    call()
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_allocation_of_a_call_grows_with_the_context(tmp_path: Path):
+    assert abs(peak(tmp_path / "long", 8192) - peak(tmp_path / "short", 512)) < 512

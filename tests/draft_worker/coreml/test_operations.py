@@ -1,6 +1,5 @@
 """Laws of the executor: each operation computes the result of coremltools, in any package."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS
-from draft_worker.coreml.runtime.runtimes import Executor
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, Precision
 from draft_worker.coreml.toolchain import toolchain
 from protocol.errors import InputError
 from tests.support.models.coreml_programs import numbers, saved
@@ -64,31 +62,19 @@ def test_an_operation_is_what_coremltools_computes(case: str):
     assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(got, expected, strict=True))
 
 
-def test_concat_is_what_coremltools_computes():
-    parts = [numbers((1, 2, 3, 4), seed=seed) for seed in range(3)]
-    with toolchain().program.Function({}):
-        expected = MB.concat(values=[MB.const(val=part) for part in parts], axis=2).val
-
-    got = OPERATIONS["concat"].bind({"axis": 2})(*map(mx.array, parts))
-
-    assert np.array_equal(np.array(got), expected)
-
-
-def test_silu_is_its_argument_times_the_sigmoid_that_coremltools_computes():
-    x = numbers((1, 4, 2, 6))
-    with toolchain().program.Function({}):
-        expected = x * MB.sigmoid(x=MB.const(val=x)).val
-
-    assert np.allclose(np.array(OPERATIONS["silu"].bind({})(mx.array(x))), expected, atol=1e-6)
-
-
-def test_a_convolution_is_a_weighted_sum_over_channels():
+def test_operations_that_coremltools_computes_in_another_form():
     x, weight, bias = numbers((2, 3, 2, 5)), numbers((4, 3, 1, 1), seed=1), numbers((4,), seed=2)
+    with toolchain().program.Function({}):
+        joined = MB.concat(values=[MB.const(val=part) for part in (x, 2 * x, -x)], axis=2).val
+        silu = x * MB.sigmoid(x=MB.const(val=x)).val
+    weighted = np.einsum("oc,bchw->bohw", weight[:, :, 0, 0], x) + bias[None, :, None, None]
 
-    got = OPERATIONS["conv"].bind({"pad_type": "valid"})(*map(mx.array, (x, weight, bias)))
-
-    expected = np.einsum("oc,bchw->bohw", weight[:, :, 0, 0], x) + bias[None, :, None, None]
-    assert np.allclose(np.array(got), expected, atol=1e-5)
+    for name, settings, arguments, expected in (
+        ("concat", {"axis": 2}, (x, 2 * x, -x), joined),
+        ("silu", {}, (x,), silu),
+        ("conv", {"pad_type": "valid"}, (x, weight, bias), weighted),
+    ):
+        assert np.allclose(np.array(OPERATIONS[name].bind(settings)(*map(mx.array, arguments))), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -108,43 +94,34 @@ def test_an_unsupported_form_of_an_operation_is_refused(name: str, settings: dic
         OPERATIONS[name].bind(settings)
 
 
-def test_scaled_weights_are_what_coremltools_computes():
+def test_compressed_weights_are_expanded_as_coremltools_does():
     generator = np.random.default_rng(5)
-    data = generator.integers(-128, 128, (6, 8)).astype(np.int8)
-    settings = {"data": data, "scale": generator.random((6, 1)).astype(np.float16)}
-    with toolchain().program.Function({}, opset_version=toolchain().coremltools.target.iOS18):
-        expected = MB.constexpr_blockwise_shift_scale(**settings).op.materialized_val_inference()
+    scaled = {
+        "data": generator.integers(-128, 128, (6, 8)).astype(np.int8),
+        "scale": generator.random((6, 1)).astype(np.float16),
+    }
+    palettes = {
+        "indices": generator.integers(0, 16, (6, 8)).astype(toolchain().uint4),
+        "lut": generator.random((6, 1, 16, 1)).astype(np.float16),
+    }
+    for name, settings in (("constexpr_blockwise_shift_scale", scaled), ("constexpr_lut_to_dense", palettes)):
+        with toolchain().program.Function({}, opset_version=toolchain().coremltools.target.iOS18):
+            expected = getattr(MB, name)(**settings).op.materialized_val_inference()
 
-    assert np.array_equal(EXPANSIONS["constexpr_blockwise_shift_scale"](settings), expected)
-
-
-def test_palettes_are_what_coremltools_computes():
-    generator = np.random.default_rng(6)
-    indices = generator.integers(0, 16, (6, 8)).astype(np.uint8)
-    lut = generator.random((6, 1, 16, 1)).astype(np.float16)
-
-    with toolchain().program.Function({}, opset_version=toolchain().coremltools.target.iOS18):
-        expected = MB.constexpr_lut_to_dense(indices=indices.astype(toolchain().uint4), lut=lut)
-
-    got = EXPANSIONS["constexpr_lut_to_dense"]({"indices": indices, "lut": lut})
-    assert np.array_equal(got, expected.op.materialized_val_inference())
+        assert np.array_equal(EXPANSIONS[name](settings), expected), name
 
 
 @pytest.mark.parametrize("kind", ["FLOAT16", "INT8", "UINT4"])
 def test_constants_are_read_as_they_were_written(kind: str, tmp_path: Path):
-    generator = np.random.default_rng(7)
     # An odd count leaves half a byte unused; above ten numbers, a constant is in the weight file.
-    values = generator.integers(0, 16, (5, 7, 1, 1))
-    scale = np.ones((5, 1, 1, 1), np.float16)
+    values = np.random.default_rng(7).integers(0, 16, (5, 7, 1, 1))
+    stored = values.astype({"FLOAT16": np.float16, "INT8": np.int8, "UINT4": toolchain().uint4}[kind])
 
     def build(x: Any) -> Any:
-        match kind:
-            case "FLOAT16":
-                weight = MB.const(val=values.astype(np.float16))
-            case "INT8":
-                weight = MB.constexpr_blockwise_shift_scale(data=values.astype(np.int8), scale=scale)
-            case _:
-                weight = MB.constexpr_blockwise_shift_scale(data=values.astype(toolchain().uint4), scale=scale)
+        scale = np.ones((5, 1, 1, 1), np.float16)
+        weight = (
+            MB.const(val=stored) if kind == "FLOAT16" else MB.constexpr_blockwise_shift_scale(data=stored, scale=scale)
+        )
         return MB.conv(x=x, weight=weight, pad_type="valid")
 
     file = saved(tmp_path, {"x": (1, 7, 1, 1)}, build)
@@ -165,48 +142,38 @@ GROUPED = numbers((4, 2, 1, 1)).astype(np.float16)
 )
 def test_what_can_not_be_executed_is_named(build: Any, words: str, tmp_path: Path):
     with pytest.raises(InputError, match=words):
-        Executor(saved(tmp_path, {"x": (1, 4, 1, 8)}, build)).function("main")
+        ExecutorRuntime(saved(tmp_path, {"x": (1, 4, 1, 8)}, build)).load("main")
 
 
 def test_fp16_rounds_every_result(tmp_path: Path):
     file = saved(tmp_path, {"x": (1, 1)}, lambda x: MB.add(x=MB.add(x=x, y=np.float16(1)), y=np.float16(-1)))
     small = {"x": np.array([[2.0**-12]], np.float32)}
 
-    assert Executor(file, "fp16").function("main").predict(small)[output(file)] == 0
-    assert Executor(file, "fp32").function("main").predict(small)[output(file)] == np.float32(2.0**-12)
-
-
-def output(file: ProgramFile) -> str:
-    return file.functions["main"].outputs[0]
+    results: list[tuple[Precision, float]] = [("fp16", 0.0), ("fp32", 2.0**-12)]
+    for precision, expected in results:
+        (result,) = ExecutorRuntime(file, precision).predict("main", small).values()
+        assert result == np.float32(expected)
 
 
 def test_equal_weights_are_held_once(tmp_path: Path):
-    executor = Executor(convert(tiny(), tmp_path / "model", widths=(1, 4)).file)
-    executor.function("width_1")
+    executor = ExecutorRuntime(convert(tiny(), tmp_path / "model", widths=(1, 4)).file)
+    executor.load("width_1")
     before = mx.get_active_memory()
-    executor.function("width_4")
+    executor.load("width_4")
     mx.synchronize()
 
     # Scalars and shapes belong to one function each.
     assert mx.get_active_memory() - before < 4096
 
 
-@pytest.fixture(scope="module")
-def executor(tmp_path_factory: pytest.TempPathFactory) -> Executor:
-    return Executor(convert(tiny(), tmp_path_factory.mktemp("m") / "model", widths=(1,)).file)
-
-
-def zeros(executor: Executor) -> dict[str, np.ndarray]:
-    return {name: np.zeros(t.shape, np.float32) for name, t in executor.function("width_1").inputs.items()}
-
-
-def test_an_invalid_call_is_refused_with_the_reason(executor: Executor):
-    function, data = executor.function("width_1"), zeros(executor)
-    calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: executor.function("width_32"), "width_32"),
-        (lambda: function.predict(data | {"x": np.zeros((1, 32, 1, 2))}), "must have shape"),
-        (lambda: function.predict({name: data[name] for name in data if name != "mask"}), "mask"),
-    ]
-    for call, words in calls:
+def test_an_invalid_call_is_refused_with_the_reason(tmp_path: Path):
+    converted = convert(tiny(), tmp_path / "model", widths=(1,))
+    shapes = converted.package.functions["width_1"]
+    data = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    for function, given, words in (
+        ("width_32", data, "width_32"),
+        ("width_1", data | {"x": np.zeros((1, 32, 1, 2))}, "must have shape"),
+        ("width_1", {name: data[name] for name in data if name != "mask"}, "mask"),
+    ):
         with pytest.raises(InputError, match=words):
-            call()
+            ExecutorRuntime(converted.file).predict(function, given)

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.http.embedding_process import embedding_folder
 from orchestrator.machine import checkpoints
-from orchestrator.machine.progress import silent
+from protocol.contracts.coreml import silent
 from protocol.errors import InputError
 
 MODULES = [

@@ -66,26 +66,25 @@ def test_finding_the_demo_pair_imports_no_worker():
     assert out.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_an_incomplete_folder_is_refused_by_what_it_lacks(model: Path, missing: str):
-    (model / missing).unlink()
-
-    with pytest.raises(InputError, match=rf"has no {missing.replace('model.', 'model[*].')}: a complete model has"):
-        resolve(str(model), "target")
-
-
 SHARDS = {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-3.safetensors"}
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("file", "content", "words"),
     [
-        (json.dumps({"weight_map": SHARDS}), r"lacks 2 of its weight files, first model-2\.safetensors"),
-        *((broken, "is broken: download the model again") for broken in ("{", "{}", "[]")),
+        ("config.json", None, r"has no config\.json: a complete model has"),
+        ("tokenizer.json", None, r"has no tokenizer\.json: a complete model has"),
+        ("model.safetensors", None, r"has no model\*\.safetensors: a complete model has"),
+        (INDEX, json.dumps({"weight_map": SHARDS}), r"lacks 2 of its weight files, first model-2\.safetensors"),
+        *((INDEX, broken, "is broken: download the model again") for broken in ("{", "{}", "[]")),
     ],
 )
-def test_missing_shards_are_counted_and_a_broken_index_of_them_is_refused(model: Path, content: str, words: str):
-    (model / "model.safetensors.index.json").write_text(content)
+def test_an_incomplete_folder_is_refused_by_what_it_lacks(model: Path, file: str, content: str | None, words: str):
+    if content is None:
+        (model / file).unlink()
+    else:
+        (model / file).write_text(content)
 
     with pytest.raises(InputError, match=words):
         resolve(str(model), "target")
@@ -111,20 +110,14 @@ def test_a_path_that_does_not_exist_and_what_is_no_hub_id_never_ask_the_hub(monk
     assert hub.downloads == []
 
 
-def test_a_downloaded_model_needs_no_network(monkeypatch: pytest.MonkeyPatch, model: Path):
-    hub = install(monkeypatch, Hub(cached=model, online=OSError("no network")))
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_downloaded_model_needs_no_network_and_an_incomplete_one_is_completed(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, complete: bool
+):
+    hub = install(monkeypatch, Hub(cached=model if complete else tmp_path, online=OSError() if complete else model))
 
     assert resolve("owner/name", "target") == model
-    assert hub.downloads == []
-
-
-def test_an_incomplete_download_is_completed(monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path):
-    partial = tmp_path / "partial"
-    partial.mkdir()
-    hub = install(monkeypatch, Hub(cached=partial, online=model))
-
-    assert resolve("owner/name", "target") == model
-    assert len(hub.downloads) == 1
+    assert len(hub.downloads) == (not complete)
 
 
 def test_code_is_never_downloaded(monkeypatch: pytest.MonkeyPatch, model: Path):
@@ -141,11 +134,14 @@ def test_code_is_never_downloaded(monkeypatch: pytest.MonkeyPatch, model: Path):
     assert list(taken) == ["config.json", "model-1.safetensors", "tokenizer.json"]
 
 
-def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, Hub(online=OSError(28, "No space left on device")))
+def test_a_failed_download_and_one_that_is_no_mlx_model_say_what_to_do(monkeypatch: pytest.MonkeyPatch, model: Path):
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    failed = OSError(28, "No space left on device")
+    for found, words in ((failed, r"broke off .*No space left on device.*: try again"), (model, "has no model")):
+        install(monkeypatch, Hub(online=found))
 
-    with pytest.raises(InputError, match=r"broke off .*No space left on device.*: try again"):
-        resolve("owner/name", "target")
+        with pytest.raises(InputError, match=words):
+            resolve("owner/name", "target")
 
 
 def test_without_a_network_the_hubs_client_is_not_left_to_try_for_long(monkeypatch: pytest.MonkeyPatch, model: Path):
@@ -156,14 +152,6 @@ def test_without_a_network_the_hubs_client_is_not_left_to_try_for_long(monkeypat
     with pytest.raises(InputError, match="Hugging Face can't be reached: download it on a connected machine"):
         resolve("owner/name", "target")
     assert (hub.downloads, asked) == ([], [huggingface_hub.constants.ENDPOINT])
-
-
-def test_a_model_that_is_no_mlx_model_is_refused_after_the_download(monkeypatch: pytest.MonkeyPatch, model: Path):
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    install(monkeypatch, Hub(online=model))
-
-    with pytest.raises(InputError, match="has no model"):
-        resolve("owner/name", "target")
 
 
 def test_offline_the_real_library_leads_to_the_same_sentence(tmp_path: Path):

@@ -156,24 +156,20 @@ def test_a_wheel_with_another_hash_or_model_and_a_full_disk_leave_nothing(
     assert cached(tmp_path) == []
 
 
-def test_the_hub_is_asked_if_the_index_cannot_serve(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_hub_is_asked_if_the_index_cannot_serve_and_another_quantisation_is_not_used(
+    offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     model = tmp_path / "from-hub.gguf"
-    with zipfile.ZipFile(io.BytesIO(offered.wheel)) as archive:
-        model.write_bytes(archive.read("tiny_model/tiny.gguf"))
-    monkeypatch.setenv(VARIABLE, "auto")
+    monkeypatch.setenv(VARIABLE, "hub")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
     monkeypatch.setattr(module, "hub_file", lambda *_: model)
+    model.write_bytes(b"GGUF of another quantisation")
+    assert "is another file than expected" in default_target().note
+    monkeypatch.setenv(VARIABLE, "auto")
+    with zipfile.ZipFile(io.BytesIO(offered.wheel)) as archive:
+        model.write_bytes(archive.read("tiny_model/tiny.gguf"))
 
     assert default_target().folder == cached(tmp_path)[0]
-
-
-def test_another_quantisation_from_the_hub_is_not_used(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    other = tmp_path / "other.gguf"
-    other.write_bytes(b"GGUF of another quantisation")
-    monkeypatch.setenv(VARIABLE, "hub")
-    monkeypatch.setattr(module, "hub_file", lambda *_: other)
-
-    assert "is another file than expected" in default_target().note
 
 
 def test_the_demo_pair_can_be_asked_for(offered: Offer, monkeypatch: pytest.MonkeyPatch):
@@ -224,6 +220,3 @@ def test_ctrl_c_leaves_nothing(offered: Offer, tmp_path: Path):
 
     assert process.returncode != 0
     assert cached(tmp_path) == []
-
-
-UV, PIP = ["/bin/uv", "pip", "install"], [sys.executable, "-m", "pip", "download"]

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware
-from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import Blas, ForwardTimes
 from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
 from orchestrator.machine.placement import shared_device, worker_cores
@@ -25,10 +25,10 @@ DEMO = ROOT / "draft_worker/demo_model/model.safetensors"
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Linux machine of eight cores without OpenBLAS, whose MLX computes on the processor."""
-    monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: True)
-    monkeypatch.setattr(machine_facts, "usable_cores", lambda: tuple(range(8)))
-    monkeypatch.setattr(machine_facts, "fast_blas", lambda: None)
-    monkeypatch.setattr(machine_facts, "blas_environment", dict)
+    monkeypatch.setattr(hardware, "computes_on_processor", lambda: True)
+    monkeypatch.setattr(hardware, "usable_cores", lambda: tuple(range(8)))
+    monkeypatch.setattr(hardware, "fast_blas", lambda: None)
+    monkeypatch.setattr(hardware, "blas_environment", dict)
 
 
 @given(st.lists(st.integers(0, 500), min_size=2, unique=True))
@@ -40,12 +40,12 @@ def test_cores_are_shared_out_without_rest_or_overlap(cores: list[int]):
 
 
 def test_with_a_gpu_nothing_is_pinned_or_preloaded_or_lacking(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: False)
-    monkeypatch.setattr(machine_facts, "fast_blas", lambda: None)
+    monkeypatch.setattr(hardware, "computes_on_processor", lambda: False)
+    monkeypatch.setattr(hardware, "fast_blas", lambda: None)
 
-    assert machine_facts.partition_cores() == {}
+    assert hardware.partition_cores() == {}
     assert not {"LD_PRELOAD", "OPENBLAS_NUM_THREADS"} & worker_environment("target", ()).keys()
-    assert not machine_facts.lacks_fast_blas()
+    assert not hardware.lacks_fast_blas()
 
 
 @pytest.mark.usefixtures("processor")
@@ -58,11 +58,11 @@ def test_a_worker_gets_as_many_threads_as_cores():
 
 @pytest.mark.usefixtures("processor")
 def test_workers_on_a_processor_get_the_fast_blas(monkeypatch: pytest.MonkeyPatch):
-    assert machine_facts.lacks_fast_blas()
-    monkeypatch.setattr(machine_facts, "fast_blas", lambda: _BLAS)
-    monkeypatch.setattr(machine_facts, "blas_environment", lambda: _BLAS.environment)
+    assert hardware.lacks_fast_blas()
+    monkeypatch.setattr(hardware, "fast_blas", lambda: _BLAS)
+    monkeypatch.setattr(hardware, "blas_environment", lambda: _BLAS.environment)
 
-    assert not machine_facts.lacks_fast_blas()
+    assert not hardware.lacks_fast_blas()
     assert worker_environment("draft", (0,))["LD_PRELOAD"] == "libblas.so.3"
 
 
@@ -77,9 +77,9 @@ def test_mlx_is_asked_in_a_child():
 
 
 def test_why_mlx_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine_facts, "_QUESTION", "raise ImportError('no wheel for this system')")
+    monkeypatch.setattr(hardware, "_QUESTION", "raise ImportError('no wheel for this system')")
 
-    assert machine_facts.mlx_device.__wrapped__() == "ImportError: no wheel for this system"
+    assert hardware.mlx_device.__wrapped__() == "ImportError: no wheel for this system"
 
 
 _TIGHT = 1 << 20
@@ -104,10 +104,10 @@ def test_the_limit_of_a_container_or_a_service_is_its_memory(
     groups: str, limits: dict[str, str], bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     _in_groups("", {}, tmp_path, monkeypatch)
-    physical = machine_facts.memory_bytes()
+    physical = hardware.memory_bytes()
     _in_groups(groups, limits, tmp_path, monkeypatch)
 
-    assert machine_facts.memory_bytes() == (bytes or physical)
+    assert hardware.memory_bytes() == (bytes or physical)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_quota_of_a_container_or_a_service_is_its_number_of_cores(
 ):
     _in_groups(groups, limits, tmp_path, monkeypatch)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    cores = machine_facts.usable_cores()
+    cores = hardware.usable_cores()
 
     assert len(cores) == len({*cores} & {*range(8)}) == count
 
@@ -139,8 +139,8 @@ def _in_groups(groups: str, limits: dict[str, str], folder: Path, monkeypatch: p
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(limit)
     (folder / "groups").write_text(groups)
-    monkeypatch.setattr(machine_facts, "_OWN_GROUPS", folder / "groups")
-    monkeypatch.setattr(machine_facts, "_GROUPS", folder)
+    monkeypatch.setattr(hardware, "_OWN_GROUPS", folder / "groups")
+    monkeypatch.setattr(hardware, "_GROUPS", folder)
 
 
 @pytest.mark.parametrize(
@@ -177,36 +177,33 @@ def test_what_is_missing_has_a_next_step(finding: doctor.Check, status: str, ste
 )
 def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch, line: str, text: str):
     monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: ["numpy>=1", line])
-    monkeypatch.setattr(machine_facts, "installed_version", {"numpy": "2.0", "Numpy": "2.0"}.get)
+    monkeypatch.setattr(hardware, "installed_version", {"numpy": "2.0", "Numpy": "2.0"}.get)
 
     assert (doctor.packages().status, doctor.packages().text) == ("fail", text)
 
 
-def test_requirements_of_other_environments_are_not_needed(monkeypatch: pytest.MonkeyPatch):
-    conditions = [
+@pytest.mark.parametrize(
+    "condition",
+    [
         "sys_platform == 'plan9'",
         "python_version < '3.11'",
         "platform_machine == 'vax'",
         "sys_platform == 'plan9' or python_full_version < '3'",
         "extra == 'dev'",
-    ]
-    lines = [f"no-such-package; {condition}" for condition in conditions]
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: lines)
+    ],
+)
+def test_requirements_of_other_environments_are_not_needed(monkeypatch: pytest.MonkeyPatch, condition: str):
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: [f"no-such-package; {condition}"])
 
     assert doctor.packages().status == "ok"
 
 
-def test_one_core_is_worth_a_warning(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: True)
-    monkeypatch.setattr(machine_facts, "usable_cores", lambda: (0,))
-
-    assert doctor.cores().status == "warn"
-
-
-def test_an_unwritable_temporary_folder_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+def test_one_core_is_worth_a_warning_and_an_unwritable_temporary_folder_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hardware, "computes_on_processor", lambda: True)
+    monkeypatch.setattr(hardware, "usable_cores", lambda: (0,))
     monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/proc/nowhere")
 
-    assert doctor.temporary_folder().status == "fail"
+    assert (doctor.cores().status, doctor.temporary_folder().status) == ("warn", "fail")
 
 
 # Where draft and target begin --------------------------------------------------------------------
@@ -223,42 +220,28 @@ def cores_of(monkeypatch: pytest.MonkeyPatch):
     return has
 
 
-@pytest.mark.parametrize(("cores", "shared"), [(1, True), (2, True), (3, True), (4, False), (16, False)])
-def test_few_cores_are_shared(cores_of, cores: int, shared: bool):
-    cores_of(cores)
-
-    assert shared_device(Options(), own_device=False) is shared
-
-
-def test_one_gpu_is_shared_and_a_device_of_its_own_is_not(cores_of):
-    cores_of(0)
-
-    assert shared_device(Options(), own_device=False)
-    assert not shared_device(Options(), own_device=True)
-
-
-def test_the_devices_of_a_profile_are_apart(cores_of):
-    for cores in (0, 2, 16):
+@pytest.mark.parametrize(
+    ("options", "where", "shared"),
+    [
+        # Few cores are shared, and one GPU; a device of its own is not, and the devices of a profile are apart.
+        ({}, {}, {0: True, 1: True, 3: True, 4: False, 16: False}),
+        ({}, {"own_device": True}, {0: False}),
+        ({}, {"paced": True}, {0: False, 2: False, 16: False}),
+        # The user decides.
+        ({"placement": "shared"}, {"paced": True}, {0: True, 2: True, 16: True}),
+        ({"placement": "shared"}, {"own_device": True}, {0: True}),
+        ({"placement": "apart"}, {}, {2: False}),
+        # A strategy that never drafts beside the target shares.
+        ({"strategy": "ar"}, {}, {0: True, 2: True, 16: True}),
+        ({"strategy": "sd"}, {}, {0: True, 2: True, 16: True}),
+        ({"strategy": "ssd"}, {}, {0: False, 2: False, 16: False}),
+    ],
+)
+def test_where_the_draft_begins(cores_of, options: dict[str, Any], where: dict[str, bool], shared: dict[int, bool]):
+    for cores, expected in shared.items():
         cores_of(cores)
 
-        assert not shared_device(Options(), own_device=False, paced=True)
-        assert shared_device(Options(placement="shared"), own_device=False, paced=True)
-
-
-def test_the_user_decides(cores_of):
-    cores_of(2)
-
-    assert not shared_device(Options(placement="apart"), own_device=False)
-    cores_of(0)
-    assert shared_device(Options(placement="shared"), own_device=True)
-
-
-@pytest.mark.parametrize(("strategy", "shared"), [("ar", True), ("sd", True), ("ssd", False)])
-def test_a_strategy_that_never_drafts_beside_the_target_shares(cores_of, strategy: str, shared: bool):
-    for cores in (0, 2, 16):
-        cores_of(cores)
-
-        assert shared_device(Options(strategy=strategy), own_device=False) is shared
+        assert shared_device(Options(**options), **{"own_device": False, **where}) is expected, cores
 
 
 def test_cores_are_all_or_divided(cores_of):

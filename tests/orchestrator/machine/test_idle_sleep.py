@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
 from orchestrator.cli.idle_sleep import without_idle_sleep
+from tests.support.processes import until
 
 _LONG = "attach, bench strategies, bench requests, calibrate, convert, doctor, first-light, profile"
 _LONG += ", serve, serve-workers, start, target-rank"
@@ -38,15 +37,8 @@ while kill -0 "$3" 2>/dev/null; do sleep 0.05; done
 def _told(program: Path) -> list[str]:
     """Its process id and its options, once it runs."""
     log = program.parent / "log"
-    wait_until(log.exists)
+    until(log.exists)
     return log.read_text().split()
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def _runs(process: int) -> bool:
@@ -77,6 +69,7 @@ def test_nothing_is_left_of_a_process_that_was_killed(caffeinate: Path):
     work = f"""
 import time
 from orchestrator.cli.idle_sleep import without_idle_sleep
+from tests.support.processes import until
 with without_idle_sleep("darwin", {str(caffeinate)!r}):
     time.sleep(60)
 """
@@ -85,7 +78,7 @@ with without_idle_sleep("darwin", {str(caffeinate)!r}):
     process.send_signal(signal.SIGKILL)
     process.wait()
 
-    wait_until(lambda: not _runs(number))
+    until(lambda: not _runs(number))
     assert process.returncode == -signal.SIGKILL
 
 

@@ -107,22 +107,15 @@ def test_a_broken_manifest_is_passed_over(home: Path, content: str):
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("name", ["model.safetensors", "head_tokens.npy", "tokenizer_config.json"])
-def test_a_pipe_among_a_model_s_files_is_refused_at_once(tmp_path: Path, name: str):
-    file = model_folder(tmp_path / "model") / name
+@pytest.mark.parametrize("name", ["", "model.safetensors", "head_tokens.npy", "tokenizer_config.json"])
+def test_a_pipe_in_place_of_a_model_or_among_its_files_is_refused_at_once(tmp_path: Path, name: str):
+    folder = model_folder(tmp_path / "model")
+    file = folder / name if name else tmp_path / "pipe"
     file.unlink(missing_ok=True)
     os.mkfifo(file)
 
-    with pytest.raises(InputError, match=f"{name} is not a regular file"):
-        resolve(str(file.parent), "target", lambda _: None)
-
-
-@pytest.mark.timeout(30)
-def test_a_pipe_in_place_of_a_model_is_refused_at_once(tmp_path: Path):
-    os.mkfifo(tmp_path / "pipe")
-
-    with pytest.raises(InputError, match="pass the folder of a model"):
-        resolve(str(tmp_path / "pipe"), "target", lambda _: None)
+    with pytest.raises(InputError, match=f"{name} is not a regular file" if name else "pass the folder of a model"):
+        resolve(str(folder if name else file), "target", lambda _: None)
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])

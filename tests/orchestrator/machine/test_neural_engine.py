@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, create_autospec
 
 import msgspec
@@ -133,60 +134,15 @@ def test_the_examination_of_this_mac_comes_to_a_verdict():
 
 
 class Device(ExecutorRuntime):
-    """The executor in Core ML's place, which may be made to misbehave."""
+    """The executor in Core ML's place, with a fault: its numbers are wrong, or it computes something else."""
 
-    behaviour = "honest"
-
-    def __init__(self, converted: Converted, units: Units) -> None:
-        super().__init__(converted)
-        self._alone = units == "CPU_ONLY"
+    def __init__(self, converted: Converted, fault: str, units: Units = "CPU_AND_NE") -> None:
+        super().__init__(converted.file)
+        self._fault = "" if units == "CPU_ONLY" else fault
         self._calls = 0
 
     def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self._calls += 1
-        outputs = super().predict(function, inputs)
-        factor = {"lying": -1.0, "nan": float("nan"), "drifting": 1 + self._calls / 100}.get(self.behaviour, 1.0)
-        with np.errstate(invalid="ignore"):
-            return outputs if self._alone else {name: value * factor for name, value in outputs.items()}
-
-
-def outcomes(behaviour: str, tmp_path: Path) -> list[StageOutcome]:
-    """Of all stages but the plan, in this process."""
-    Device.behaviour = behaviour
-    stages: list[tuple[Stage, Units]] = [("golden", "CPU_AND_NE"), ("predict", "CPU_AND_NE"), ("predict", "CPU_ONLY")]
-    found = []
-    for stage, units in stages:
-        order = ExaminationOrder(
-            folder=str(converted_demo()), stage=stage, golden=str(tmp_path / "golden.npz"), units=units, predicts=6
-        )
-        found.append(StageOutcome(stage, units, tuple(carry_out(order, Device)), "done"))
-    return found
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("behaviour", "words"),
-    [
-        ("lying", "logits deviate by"),
-        ("nan", "some are no numbers"),
-        ("drifting", "different logits for the same input"),
-    ],
-)
-def test_a_device_that_misbehaves_is_found_out(behaviour: str, words: str, tmp_path: Path):
-    findings, verdict = judge(outcomes(behaviour, tmp_path), PLACE)
-
-    assert any(words in failure for failure in failures(findings))
-    assert chosen(verdict) == "mlx"
-
-
-class Wrong(ExecutorRuntime):
-    """The executor with inputs or outputs of a package that computes something else."""
-
-    def __init__(self, converted: Converted, fault: str) -> None:
-        super().__init__(converted)
-        self._fault = fault
-
-    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         changed = dict(inputs)
         match self._fault:
             case "rope":
@@ -197,7 +153,34 @@ class Wrong(ExecutorRuntime):
                 # Of the last layer: the values that it kept are lost.
                 changed["kv"] = inputs["kv"].copy()
                 changed["kv"][-1, 0] = 0.0
-        return super().predict(function, changed)
+        outputs = super().predict(function, changed)
+        factor = {"lying": -1.0, "nan": float("nan"), "drifting": 1 + self._calls / 100}.get(self._fault, 1.0)
+        with np.errstate(invalid="ignore"):
+            return {name: value * factor for name, value in outputs.items()}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("lying", "logits deviate by"),
+        ("nan", "some are no numbers"),
+        ("drifting", "different logits for the same input"),
+    ],
+)
+def test_a_device_that_misbehaves_is_found_out(fault: str, words: str, tmp_path: Path):
+    stages: list[tuple[Stage, Units]] = [("golden", "CPU_AND_NE"), ("predict", "CPU_AND_NE"), ("predict", "CPU_ONLY")]
+    found = []
+    for stage, units in stages:
+        order = ExaminationOrder(
+            folder=str(converted_demo()), stage=stage, golden=str(tmp_path / "golden.npz"), units=units, predicts=6
+        )
+        reports = carry_out(order, lambda converted, units: Device(converted, fault, units))
+        found.append(StageOutcome(stage, units, tuple(reports), "done"))
+    findings, verdict = judge(found, PLACE)
+
+    assert any(words in failure for failure in failures(findings))
+    assert chosen(verdict) == "mlx"
 
 
 def judged(reports: list[Agreed]) -> str | None:
@@ -208,7 +191,7 @@ def judged(reports: list[Agreed]) -> str | None:
 @pytest.fixture(scope="module")
 def golden() -> dict[int, np.ndarray]:
     converted = Converted.open(converted_demo())
-    return answers(calls(converted, ExecutorRuntime(converted)))
+    return answers(calls(converted, ExecutorRuntime(converted.file)))
 
 
 @pytest.mark.sampled(1)
@@ -228,7 +211,7 @@ def test_a_sound_package_passes_though_its_logits_are_noisy(noise: float, golden
 def test_a_package_that_computes_something_else_is_refused(fault: str, golden: dict[int, np.ndarray]):
     converted = Converted.open(converted_demo())
 
-    assert judged(list(compare(answers(calls(converted, Wrong(converted, fault))), golden))) == "mlx"
+    assert judged(list(compare(answers(calls(converted, Device(converted, fault))), golden))) == "mlx"
 
 
 # Judging -------------------------------------------------------------------------------------------
@@ -245,22 +228,32 @@ def predicted(units: Units, milliseconds: float, *, deviation: float | None = 0.
     return StageOutcome("predict", units, reports, "done")
 
 
-@pytest.mark.parametrize(("engine", "status"), [(7.0, "ok"), (29.0, "ok"), (40.0, "warn")])
-def test_a_device_that_is_no_faster_than_the_processor_is_a_warning_and_the_trial_decides(engine: float, status: str):
-    findings, verdict = judge([GOLDEN, predicted("CPU_AND_NE", engine), predicted("CPU_ONLY", 30.0)], PLACE)
-
-    assert chosen(verdict) == "coreml"
-    assert [finding.status for finding in findings if finding.name == "latency"][-1] == status
+HUNG = StageOutcome("predict", "CPU_ONLY", (), "hung", "said nothing for 300 s", lasting=False)
+PROCESSOR = predicted("CPU_ONLY", 30.0)
 
 
 @pytest.mark.parametrize(
-    ("deviation", "same", "choice"),
-    [(0.05, 19, "coreml"), (0.2, 20, "mlx"), (0.05, 16, "mlx"), (None, 20, "mlx")],
+    ("engine", "processor", "choice", "latency"),
+    [
+        # A device that is no faster than the processor is a warning, and the trial decides.
+        (predicted("CPU_AND_NE", 7.0), PROCESSOR, "coreml", "ok"),
+        (predicted("CPU_AND_NE", 29.0), PROCESSOR, "coreml", "ok"),
+        (predicted("CPU_AND_NE", 40.0), PROCESSOR, "coreml", "warn"),
+        # Logits have to be the executor's.
+        (predicted("CPU_AND_NE", 7.0, deviation=0.05, same=19), PROCESSOR, "coreml", "ok"),
+        (predicted("CPU_AND_NE", 7.0, deviation=0.2), PROCESSOR, "mlx", "ok"),
+        (predicted("CPU_AND_NE", 7.0, deviation=0.05, same=16), PROCESSOR, "mlx", "ok"),
+        (predicted("CPU_AND_NE", 7.0, deviation=None), PROCESSOR, "mlx", "ok"),
+        # A failure that lasts decides, beside one that may not, too.
+        (predicted("CPU_AND_NE", 7.0, same=2), HUNG, "mlx", None),
+        (predicted("CPU_AND_NE", 7.0), HUNG, None, None),
+    ],
 )
-def test_logits_have_to_be_the_executors(deviation: float | None, same: int, choice: str):
-    outcomes = [GOLDEN, predicted("CPU_AND_NE", 7, deviation=deviation, same=same), predicted("CPU_ONLY", 30)]
+def test_a_verdict(engine: StageOutcome, processor: StageOutcome, choice: str | None, latency: str | None):
+    findings, verdict = judge([GOLDEN, engine, processor], PLACE)
 
-    assert chosen(judge(outcomes, PLACE)[1]) == choice
+    assert chosen(verdict) == choice
+    assert [finding.status for finding in findings if finding.name == "latency"][-1:] == ([latency] if latency else [])
 
 
 @pytest.mark.parametrize(
@@ -282,13 +275,6 @@ def test_a_plan_warns_and_never_decides(placed: Placed, words: str):
     assert words in warning.text
 
 
-def test_a_failure_that_lasts_decides_beside_one_that_may_not():
-    hung = StageOutcome("predict", "CPU_ONLY", (), "hung", "said nothing for 300 s", lasting=False)
-    _, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7, same=2), hung], PLACE)
-
-    assert chosen(verdict) == "mlx"
-
-
 # The verdict ---------------------------------------------------------------------------------------
 
 
@@ -301,22 +287,17 @@ def test_a_verdict_is_found_again_at_its_own_place_alone():
         assert recorded(msgspec.structs.replace(PLACE, **changes)) is None
 
 
-@pytest.mark.parametrize("draft", [demo_model("draft"), None])
-def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so(draft: Path | None):
-    """None: the converted folder alone is known."""
-    verdict = EngineVerdict(place=PLACE, choice="mlx", reason="latency: no faster")
-    choice = weigh("coreml", converted_demo(), str(draft or converted_demo()), verdict)
+@pytest.mark.parametrize("draft", [demo_model("draft"), converted_demo])
+def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so(draft: Any):
+    """The model, or the converted folder alone, is known."""
+    verdict, folder = EngineVerdict(place=PLACE, choice="mlx", reason="latency: no faster"), converted_demo()
+    choice = weigh("coreml", folder, str(draft() if callable(draft) else draft), verdict)
 
     assert (choice.engine, choice.folder) == ("mlx", demo_model("draft"))
     assert choice.note.startswith("The draft runs in MLX, not on the Neural Engine (latency: no faster)")
     assert "\n" not in choice.note
-
-
-@pytest.mark.parametrize("choice", ["coreml", None])
-def test_without_a_failure_core_ml_is_used(choice: str | None):
-    verdict = None if choice is None else EngineVerdict(place=PLACE, choice="coreml", reason="fine")
-
-    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict) == DraftChoice("coreml", converted_demo())
+    for sound in (None, EngineVerdict(place=PLACE, choice="coreml", reason="fine")):
+        assert weigh("coreml", folder, str(folder), sound) == DraftChoice("coreml", folder)
 
 
 def test_a_mac_reads_the_verdict_and_others_have_nothing_to_read(monkeypatch: pytest.MonkeyPatch):

@@ -34,14 +34,18 @@ def test_a_server_is_listed_while_it_runs_and_only_its_user_can_read_how(tmp_pat
     assert running_servers(folder) == list(folder.iterdir()) == []
 
 
-def test_a_killed_server_and_one_whose_number_another_process_got_are_forgotten(tmp_path: Path):
+@pytest.mark.parametrize("look", ["list", "announce"])
+def test_a_killed_server_and_one_whose_number_another_process_got_are_forgotten(tmp_path: Path, look: str):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    _write(tmp_path / "servers", "killed.json", ended.pid, "1")
-    _write(tmp_path / "servers", "reused.json", os.getpid(), "1")
+    left = [_write(tmp_path / "servers", f"{process}.json", process, "1") for process in (ended.pid, os.getppid())]
 
-    assert running_servers(tmp_path / "servers") == []
-    assert list((tmp_path / "servers").iterdir()) == []
+    if look == "list":
+        assert running_servers(tmp_path / "servers") == []
+    else:
+        with announced(tmp_path / "servers", "http://127.0.0.1:8080", "a-key"):
+            assert len(running_servers(tmp_path / "servers")) == 1
+    assert not any(file.exists() for file in left)
 
 
 def test_the_latest_server_comes_first(tmp_path: Path):
@@ -84,12 +88,3 @@ def test_a_server_runs_although_it_cannot_be_listed(tmp_path: Path):
 )
 def test_a_server_at_all_addresses_is_reached_at_loopback(host: str, address: str):
     assert http_address(host, 80) == address
-
-
-def test_a_new_server_sweeps_the_keys_of_killed_ones(tmp_path: Path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left = _write(tmp_path / "servers", "killed.json", ended.pid, "1")
-
-    with announced(tmp_path / "servers", "http://127.0.0.1:8080", "a-key"):
-        assert not left.exists()

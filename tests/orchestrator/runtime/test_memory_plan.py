@@ -24,9 +24,8 @@ from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
 from protocol.messages.base import Role
-from tests.draft_worker.coreml.test_architectures import tiny as tiny_of
 from tests.support.models import drafter_files
-from tests.support.models.coreml_runs import convert, tiny
+from tests.support.models.coreml_runs import convert, tiny, tiny_of
 from tests.support.models.drafter_files import write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 

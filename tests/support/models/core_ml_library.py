@@ -16,7 +16,7 @@ class Library:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, converted: Converted) -> None:
         models = toolchain().coremltools.models
-        self.executor = ExecutorRuntime(converted)
+        self.executor = ExecutorRuntime(converted.file)
         self.made: list[dict[str, Any]] = []
         self.compiling: Mock = create_autospec(models.utils.compile_model, side_effect=self._compile)
         model: Mock = create_autospec(models.CompiledMLModel, side_effect=self._load)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_map
+from mlx.utils import tree_map, tree_map_with_path
 
 from draft_worker.coreml.conversion.build import write
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from draft_worker.coreml.toolchain import toolchain
 from draft_worker.short_head import HeadTokens
 from protocol.contracts.coreml import Choices
 from protocol.errors import InputError
+from tests.support.models import architectures
 from tests.support.models.tiny_models import network
 
 try:
@@ -30,22 +31,6 @@ except InputError as error:
 
 WIDTHS = (1, 4, 16)
 CONTEXT = 96
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "llama tied": {"tie_word_embeddings": True},
-    "llama with biases and wide heads": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
-    "llama without shared keys": {"num_key_value_heads": 4},
-    "llama with llama3 rope": {"architecture": "llama with llama3 rope"},
-    "llama with linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
-    "llama with yarn": {"rope_scaling": _YARN},
-    "llama with interleaved rope": {"rope_traditional": True, "attention_bias": True},
-    "llama in 4 bits": {"bits": 4},
-    "qwen2": {"architecture": "qwen2"},
-    "qwen2 in 8 bits": {"architecture": "qwen2", "bits": 8},
-    "qwen3": {"architecture": "qwen3"},
-    "qwen3 with yarn": {"architecture": "qwen3", "rope_scaling": _YARN, "tie_word_embeddings": True},
-}
 
 
 def tiny(architecture: str = "llama", bits: int | None = None, seed: int = 0, **changes: Any) -> Any:
@@ -59,10 +44,26 @@ def tiny(architecture: str = "llama", bits: int | None = None, seed: int = 0, **
     return model
 
 
+def tiny_of(name: str, layers: int = 2, **changes: Any) -> Any:
+    """The same for any of mlx-lm's modules, with sizes of `architecture_sizes`."""
+    model = architectures.tiny(name, **{"num_hidden_layers": layers, "max_position_embeddings": 512, **changes})
+    model.update(tree_map(lambda weights: weights * 1.5 if weights.ndim == 2 else weights, model.parameters()))
+    offset = 1.0 if "gemma" in name else 0.0
+    model.update(
+        tree_map_with_path(
+            lambda path, weights: half(weights + offset) - offset if "norm" in path else half(weights),
+            model.parameters(),
+        )
+    )
+    mx.eval(model.parameters())
+    return model
+
+
 def convert(model: Any, folder: Path, head_tokens: HeadTokens | None = None, **choices: Any) -> Converted:
     """The model as a package in `folder`, opened again. `head_tokens`: the tokens of the head if it has only some."""
     write(
-        Checkpoint(model, head_tokens=head_tokens),
+        # mlx-lm's Gemma 2 drops this field; a folder's config.json has it.
+        Checkpoint(model, head_tokens=head_tokens, config={"max_position_embeddings": 512}),
         folder,
         Choices(**({"widths": WIDTHS, "context": CONTEXT} | choices)),
     )
@@ -73,7 +74,7 @@ class Run:
     """One sequence through a package; its rows are never committed."""
 
     def __init__(self, converted: Converted, precision: Precision = "fp32") -> None:
-        runtime = ExecutorRuntime(converted, precision)
+        runtime = ExecutorRuntime(converted.file, precision)
         self._package = converted.package
         self._forward = PackageForward(self._package, converted.tables, runtime)
         self._memory = HostMemory(CachePool(self._package))

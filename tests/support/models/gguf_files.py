@@ -101,24 +101,27 @@ def write_gguf(
     model: Any = None,
     metadata: Mapping[str, Any] | None = None,
     extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    arrays: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    permuted: bool | None = None,
+    parts: int = 0,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Write a model with random weights; return what each tensor holds after quantisation, by mlx-lm's name.
 
     `kinds`: the quantisation of each matrix whose GGUF name contains the key; F32 without one.
-    `metadata` replaces entries (None removes one); `extra`: further tensors.
+    `metadata` replaces entries (None removes one); `extra`: further tensors; `arrays`: in place of the model's weights,
+    by their names in the file; `permuted`: q and k are, as Llama's; `parts`: so many tensors a file.
     """
     model = model if model is not None else network(architecture, **SIZES)
-    arguments: Any = model.args
-    writer = gguf.GGUFWriter(path, architecture)
-    entries = _metadata(arguments, architecture) | dict(metadata or {})
-    for key, value in entries.items():
+    arguments: Any = getattr(model, "args", model)
+    permuted = architecture == "llama" if permuted is None else permuted
+    counts = {"attn_q": arguments.num_attention_heads, "attn_k": arguments.num_key_value_heads} if permuted else {}
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=parts)
+    for key, value in {**_metadata(arguments, architecture), **(metadata or {})}.items():
         add_entry(writer, key, value)
     held: dict[str, np.ndarray[Any, Any]] = {}
-    for name, array in weights(model).items():
-        short = gguf_name(name, architecture)
-        heads = {"attn_q": arguments.num_attention_heads, "attn_k": arguments.num_key_value_heads}.get(
-            short.split(".")[-2] if architecture == "llama" else ""
-        )
+    for name, array in (weights(model) if arrays is None else arrays).items():
+        short = name if arrays is not None else gguf_name(name, architecture)
+        heads = counts.get(short.split(".")[-2])
         stored = array if heads is None else interleaved(array, heads)
         wanted = next((kind for key, kind in (kinds or {}).items() if key in short and array.ndim > 1), "F32")
         kind = GGMLQuantizationType[wanted]
@@ -143,18 +146,18 @@ def separated(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
 
 def _metadata(arguments: Any, architecture: str) -> dict[str, Any]:
     head = arguments.hidden_size // arguments.num_attention_heads
-    return {
-        f"{architecture}.block_count": arguments.num_hidden_layers,
-        f"{architecture}.context_length": arguments.max_position_embeddings,
-        f"{architecture}.embedding_length": arguments.hidden_size,
-        f"{architecture}.feed_forward_length": arguments.intermediate_size,
-        f"{architecture}.attention.head_count": arguments.num_attention_heads,
-        f"{architecture}.attention.head_count_kv": arguments.num_key_value_heads,
-        f"{architecture}.attention.key_length": getattr(arguments, "head_dim", None) or head,
-        f"{architecture}.rope.freq_base": float(arguments.rope_theta),
-        f"{architecture}.attention.layer_norm_rms_epsilon": float(arguments.rms_norm_eps),
-        **tokenizer_metadata(),
+    entries = {
+        "block_count": arguments.num_hidden_layers,
+        "context_length": getattr(arguments, "max_position_embeddings", 512),
+        "embedding_length": arguments.hidden_size,
+        "feed_forward_length": arguments.intermediate_size,
+        "attention.head_count": arguments.num_attention_heads,
+        "attention.head_count_kv": arguments.num_key_value_heads,
+        "attention.key_length": getattr(arguments, "head_dim", None) or head,
+        "rope.freq_base": float(getattr(arguments, "rope_theta", 10_000.0)),
+        "attention.layer_norm_rms_epsilon": float(getattr(arguments, "rms_norm_eps", 1e-5)),
     }
+    return {**{f"{architecture}.{key}": value for key, value in entries.items()}, **tokenizer_metadata()}
 
 
 def tokenizer_metadata() -> dict[str, Any]:

@@ -69,3 +69,11 @@ def tree_model(architecture: str = "llama", seed: int = 0, **changes: Any) -> La
 def stock_logits(model: Any, tokens: Sequence[int]) -> mx.array:
     """(V,) logits behind `tokens`, as mlx-lm computes them."""
     return model(mx.array([list(tokens)]), cache=make_prompt_cache(model))[0, -1]
+
+
+def greedy(model: Any, prompt: Sequence[int], count: int = 12) -> list[int]:
+    """The prompt, and so many tokens behind it as stock mlx-lm continues it."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(mx.argmax(stock_logits(model, tokens)).item()))
+    return tokens

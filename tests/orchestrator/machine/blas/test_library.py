@@ -1,7 +1,6 @@
 """Laws of the BLAS that MLX gets on a Linux processor: one that computes, ours first, and a user's own before it."""
 
 import importlib.util
-import json
 import os
 import platform
 import subprocess
@@ -19,25 +18,17 @@ linux = pytest.mark.skipif(
     reason="NumPy's wheels for Linux on these processors bring OpenBLAS",
 )
 _PRODUCTS = """
-import json, sys
 import mlx.core as mx
 import numpy as np
-worst = 0.0
 for seed in range(40):
     random = np.random.default_rng(seed)
     rows, columns, sums = (int(n) for n in random.integers(1, 90, 3))
-    a, b = random.normal(size=(rows, sums)), random.normal(size=(sums, columns))
-    a, b = a.astype(np.float32), b.astype(np.float32)
-    right = a.astype(np.float64) @ b.astype(np.float64)
-    for product in (
-        mx.array(a) @ mx.array(b),
-        mx.array(a) @ mx.array(np.ascontiguousarray(b.T)).T,
-        mx.array(np.ascontiguousarray(a.T)).T @ mx.array(b),
-        mx.addmm(mx.zeros((rows, columns)), mx.array(a), mx.array(b)),
-        (mx.array(np.stack([a, a])) @ mx.array(b))[1],
-    ):
-        worst = max(worst, float(np.abs(np.array(product) - right).max()))
-print(json.dumps(worst))
+    a, b = (random.normal(size=size).astype(np.float32) for size in ((rows, sums), (sums, columns)))
+    left, right = (mx.array(np.ascontiguousarray(each.T)).T for each in (a, b))
+    stacked = (mx.array(np.stack([a, a])) @ mx.array(b))[1]
+    added = mx.addmm(mx.zeros((rows, columns)), mx.array(a), mx.array(b))
+    for product in (mx.array(a) @ mx.array(b), mx.array(a) @ right, left @ mx.array(b), added, stacked):
+        assert np.abs(np.array(product) - a.astype(np.float64) @ b.astype(np.float64)).max() < 1e-4
 """
 
 
@@ -77,10 +68,9 @@ def test_the_package_index_brings_an_openblas():
 def test_mlx_multiplies_with_it_and_right(tmp_path: Path):
     bindings = {"LD_DEBUG": "bindings", "LD_DEBUG_OUTPUT": str(tmp_path / "bindings")}
     environment = {**os.environ, **blas_environment(), **bindings, "OPENBLAS_NUM_THREADS": "2"}
-    worst = subprocess.run([sys.executable, "-c", _PRODUCTS], env=environment, capture_output=True, check=True).stdout
+    subprocess.run([sys.executable, "-c", _PRODUCTS], env=environment, check=True)
     lines = [line for file in tmp_path.glob("bindings.*") for line in file.read_text().splitlines()]
 
-    assert json.loads(worst) < 1e-4
     assert any("libmlx.so" in line and "bridge-" in line and "`cblas_sgemm'" in line for line in lines)
     assert any("bridge-" in line and "libscipy_openblas64_" in line for line in lines)
 
@@ -102,21 +92,15 @@ def test_an_environment_whose_path_has_spaces_works(tmp_path: Path, monkeypatch:
 
 
 @linux
-def test_what_the_user_loads_is_kept(monkeypatch: pytest.MonkeyPatch):
+def test_what_the_user_loads_is_kept_and_children_get_the_same(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
-    environment = blas_environment()
-
-    assert environment["LD_PRELOAD"].endswith(" /usr/lib/libjemalloc.so")
-    assert environment["LD_LIBRARY_PATH"].endswith(":/opt/lib")
-
-
-@linux
-def test_a_process_that_has_it_gives_its_children_the_same(monkeypatch: pytest.MonkeyPatch):
     environment = blas_environment()
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
+    assert environment["LD_PRELOAD"].endswith(" /usr/lib/libjemalloc.so")
+    assert environment["LD_LIBRARY_PATH"].endswith(":/opt/lib")
     assert {**os.environ, **blas_environment()} == dict(os.environ)
 
 
@@ -164,24 +148,18 @@ def test_the_systems_library_is_taken_if_ours_does_not_load(
     assert (blas and Path(blas.origin).name) == taken
 
 
-def test_a_library_is_tried_once_for_all_starts_and_again_if_it_is_replaced(
+def test_a_library_is_tried_once_for_all_starts_and_again_if_it_is_replaced_or_has_failed(
     versions: dict[str, str | None], tmp_path: Path
 ):
-    versions |= {"packaged": "0.3.31", "system": "0.3.21"}
+    versions |= {"packaged": None, "system": None}
+    assert fast_blas() is None
+    versions["packaged"] = "0.3.31"
     fast_blas()
     versions["packaged"] = "0.3.34"
     assert str(fast_blas()) == "OpenBLAS 0.3.31 (packaged)"
     (tmp_path / "packaged").write_bytes(b"another")
 
     assert str(fast_blas()) == "OpenBLAS 0.3.34 (packaged)"
-
-
-def test_a_failure_is_not_remembered(versions: dict[str, str | None]):
-    versions |= {"packaged": None, "system": None}
-    assert fast_blas() is None
-    versions |= {"packaged": "0.3.31"}
-
-    assert str(fast_blas()) == "OpenBLAS 0.3.31 (packaged)"
 
 
 @pytest.mark.parametrize("record", [b"", b"[]", b'{"a": 1}', b"\xff", None])

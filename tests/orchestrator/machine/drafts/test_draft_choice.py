@@ -19,9 +19,8 @@ from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, 
 from orchestrator.machine.drafts.preparation import Declined, Prepared, prepare
 from orchestrator.machine.memory.budget import GIB
 from orchestrator.machine.pairs.recommended_pairs import pairs
-from orchestrator.machine.progress import silent
 from orchestrator.runtime.memory_plan import loaded_drafter
-from protocol.contracts.coreml import FOLDER_MODEL, EngineRates, EngineVerdict, record
+from protocol.contracts.coreml import EngineRates, EngineVerdict, FOLDER_MODEL, record, silent
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import AUTO
 from protocol.contracts.model_folder import ModelFolder

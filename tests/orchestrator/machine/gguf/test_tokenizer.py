@@ -9,7 +9,6 @@ import pytest
 from orchestrator.machine.gguf.container import GgufFile
 from orchestrator.machine.gguf.folder import write_tokenizer
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import InputError
 from tests.support.models.gguf_files import CHAT_TEMPLATE, END, START, vocabulary
 
 TEXTS = (
@@ -131,18 +130,3 @@ def test_sentence_piece_without_a_leading_blank(tmp_path: Path):
 
     assert found.decode(found.encode(" hello")) == " hello"
     assert found.decode(found.encode("hello")) == "hello"
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"pre": "poro-chat"}, r"splits text in a way that is not known here \('poro-chat'\)"),
-        ({"pre": None}, r"not known here \('not told'\)"),
-        ({"model": "bert"}, "tokenizer of the kind 'bert'"),
-        ({"tokens": None}, "tokenizer of the kind 'gpt2'"),
-    ],
-)
-def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, settings: dict[str, Any], words: str):
-    with pytest.raises(InputError, match=words) as caught:
-        codec(tmp_path, **settings)
-    assert "\n" not in str(caught.value)

@@ -26,6 +26,10 @@ def _with(**changes: object) -> MemorySettings:
     return msgspec.structs.replace(ASKED, **changes)
 
 
+def told(settings: MemorySettings, available: int, memory: int, needs: PipelineNeeds = NEEDS) -> str:
+    return refusal(needs, settings, available, memory) or ""
+
+
 def test_the_total_is_the_sum_of_its_parts():
     budget = NEEDS.budget(ASKED)
 
@@ -96,11 +100,10 @@ def test_what_waits_for_the_disk_counts():
 def test_a_refusal_advises_no_disk_cache_where_that_suffices():
     needs = msgspec.structs.replace(NEEDS, models=(TARGET._replace(kept=True), DRAFT))
     enough = needs.budget(ASKED).required_bytes
-    text = refusal(needs, _with(disk=True), enough, 64 * GIB)
+    text = told(_with(disk=True), enough, 64 * GIB, needs)
 
-    assert text is not None
     assert "; --disk-cache 0" in text
-    assert "--disk-cache" not in (refusal(needs, _with(disk=True), enough - 1, 64 * GIB) or "")
+    assert "--disk-cache" not in (told(_with(disk=True), enough - 1, 64 * GIB, needs))
 
 
 def test_the_largest_context_fits_and_one_token_more_does_not():
@@ -114,9 +117,8 @@ def test_the_largest_context_fits_and_one_token_more_does_not():
 
 
 def test_a_refusal_states_the_arithmetic_and_settings_each_of_which_fits():
-    text = refusal(NEEDS, ASKED, 11 * GIB, 20 * GIB)
+    text = told(ASKED, 11 * GIB, 20 * GIB)
 
-    assert text is not None
     assert "needs 16.0 GiB, and may use 11.0 GiB of this machine's 20.0 GiB" in text
     assert "the target's KV (4 × 32,768 tokens) 8.0 GiB, the target's weights 4.0 GiB" in text
     assert "--memory-check off" in text
@@ -127,9 +129,8 @@ def test_a_refusal_states_the_arithmetic_and_settings_each_of_which_fits():
 
 
 def test_a_refusal_advises_fewer_bits_and_no_draft_where_these_suffice():
-    text = refusal(NEEDS, ASKED, 15 * GIB, 20 * GIB)
+    text = told(ASKED, 15 * GIB, 20 * GIB)
 
-    assert text is not None
     assert "; --kv-bits 8;" in text
     assert "a smaller draft" in text
 
@@ -141,18 +142,16 @@ def test_a_refusal_advises_fewer_bits_and_no_draft_where_these_suffice():
 def test_the_worker_that_is_too_much_is_the_one_that_is_named(worker: str, advice: str):
     package = PackageNeed(worker, 4 * GIB, 0)
     needs = msgspec.structs.replace(NEEDS, models=(TARGET,), packages=(package,))
-    text = refusal(needs, ASKED, 14 * GIB, 20 * GIB)
+    text = told(ASKED, 14 * GIB, 20 * GIB, needs)
 
-    assert text is not None
     assert f"; {advice}." in text
     assert text.count("none") == 1
     assert ("--kv-bits" in text) == (worker == "draft")
 
 
 def test_a_target_that_is_too_large_by_itself_is_told_so():
-    text = refusal(NEEDS, ASKED, 2 * GIB, 4 * GIB)
+    text = told(ASKED, 2 * GIB, 4 * GIB)
 
-    assert text is not None
     assert "Choose a smaller target." in text
     assert "What fits" not in text
 

@@ -1,5 +1,7 @@
 """Laws of the memory of KV: what a model's configuration states is what it takes, and never much less."""
 
+from typing import Any
+
 import pytest
 
 from orchestrator.machine.memory.kv_form import (
@@ -23,6 +25,12 @@ BOUNDED = (
 )
 
 
+def stated(config: dict[str, Any]) -> KvSizes:
+    form = kv_form(config)
+    assert form is not None
+    return form
+
+
 def _held(name: str) -> int:
     sequence = TreeSequence(architectures.tiny(name))
     sequence.prefill([token % architectures.SIZES["vocab_size"] for token in range(TOKENS)])
@@ -31,18 +39,16 @@ def _held(name: str) -> int:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_keys_and_values_take_what_the_configuration_states(name: str):
-    form = kv_form(architectures.configuration(name))
+    form = stated(architectures.configuration(name))
 
-    assert form is not None
     assert form.bytes(TOKENS, 4.0, windows_whole=True) == _held(name)
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", BOUNDED)
 def test_no_architecture_takes_more_than_is_estimated(name: str):
-    form = kv_form(architectures.configuration(name))
+    form = stated(architectures.configuration(name))
 
-    assert form is not None
     assert 0.95 < form.bytes(TOKENS, 4.0, windows_whole=True) / _held(name) <= 2.1
 
 
@@ -50,11 +56,10 @@ def test_no_architecture_takes_more_than_is_estimated(name: str):
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_quantized_rows_take_their_bits_and_their_scales(bits: KvBits):
     model = LanguageModel.load(DEMO_TARGET, kv_bits=bits)
-    form = kv_form({**vars(model.network.args)})
+    form = stated({**vars(model.network.args)})
     sequence = model.sequence()
     sequence.prefill([token % 100 for token in range(TOKENS)])
 
-    assert form is not None
     assert form.bytes(TOKENS, element_bytes(bits, on_processor=True)) == pytest.approx(sequence.memory, rel=0.08)
 
 
@@ -71,9 +76,8 @@ def test_recurrent_layers_take_the_same_at_every_length(name: str):
     sequence = TreeSequence(architectures.tiny(name))
     for _ in range(6):
         sequence.prefill(list(range(40)))
-    form = kv_form(architectures.configuration(name))
+    form = stated(architectures.configuration(name))
 
-    assert form is not None
     assert form.bytes(0, 4.0, states=6) == 6 * form.state
     assert form.bytes(sequence.committed, 4.0, states=6) >= sequence.memory
 
