@@ -257,9 +257,11 @@ def test_a_later_turn_stands_behind_the_targets_own_answer(chat_target: Path):
 
 
 @pytest.mark.thorough
-def test_a_real_run_is_exact_and_reports_it():
-    words = "bench --limit 1 --max-tokens 8 --draft-tokens 1,2 --strategies sd --temperature 0.8 --json"
-    words += f" --target {DEMO_TARGET} --draft {DEMO_TARGET}"
+def test_a_real_run_is_exact_and_reports_it(prompts: Path):
+    # So short that the draft, which is the target, has read it as soon: behind it, it would never catch up.
+    prompts.write_text('{"prompt": "import os\\n"}')
+    words = "bench --max-tokens 32 --draft-tokens 1,2 --strategies sd --temperature 0.8 --json"
+    words += f" --prompts {prompts} --target {DEMO_TARGET} --draft {DEMO_TARGET}"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 
