@@ -152,30 +152,22 @@ def test_tokenizers_are_compared_where_both_models_are_here(tmp_path: Path, monk
         assert tokenizers(PAIR) == expected, name
 
 
-def listed(monkeypatch: pytest.MonkeyPatch, folder: Path, gib: int = 6) -> dict:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "none"))
-    monkeypatch.setattr(pairs_command, "memory_bytes", lambda: gib * GIB)
+@pytest.mark.parametrize(("gb", "working_set", "big"), [(6, 0, False), (18, 12.7, True), (24, 17.8, True)])
+def test_the_list_says_what_fits_into_the_memory_that_a_start_has(
+    gb: int, working_set: float, big: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On a Mac that which macOS recommends."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
+    monkeypatch.setattr(pairs_command, "memory_bytes", lambda: gb * GIB)
+    monkeypatch.setattr(pairs_command, "gpu_working_set", lambda: int(working_set * GIB))
     monkeypatch.setattr(pairs_command, "computes_on_processor", lambda: False)
     monkeypatch.setattr(pairs_command, "pairs", lambda: {name: pairs()[name] for name in ("qwen2.5-3b", "qwen2.5-14b")})
-    return json.loads(CliRunner().invoke(cli, ["pairs", "--json"], catch_exceptions=False).output)
+    listed = json.loads(CliRunner().invoke(cli, ["pairs", "--json"], catch_exceptions=False).output)["pairs"]
 
-
-@pytest.mark.parametrize(("gb", "working_set"), [(18, 12.7), (24, 17.8)])
-def test_a_mac_s_pairs_have_the_memory_that_macos_recommends(
-    gb: int, working_set: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """As a start there has."""
-    monkeypatch.setattr(pairs_command, "gpu_working_set", lambda: int(working_set * GIB))
-    small, _ = listed(monkeypatch, tmp_path, gb)["pairs"]
-
-    assert small["kept_tokens"] == kept_tokens(pairs()["qwen2.5-3b"], False, int(working_set * GIB))
-
-
-def test_the_list_says_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    small, big = listed(monkeypatch, tmp_path)["pairs"]
-
-    assert (small["name"], small["fits"], small["tokenizers_match"]) == ("qwen2.5-3b", True, True)
-    assert not big["fits"]
+    assert [(each["name"], each["fits"]) for each in listed] == [("qwen2.5-3b", True), ("qwen2.5-14b", big)]
+    assert listed[0]["tokenizers_match"]
+    if working_set:
+        assert listed[0]["kept_tokens"] == kept_tokens(pairs()["qwen2.5-3b"], False, int(working_set * GIB))
 
 
 @click.command()
@@ -187,24 +179,28 @@ def models(target: str | None, draft: str | None, draft_engine: str) -> None:
     click.echo(f"{target} {draft}")
 
 
-def test_pair_names_both_models_and_gives_way_to_either():
-    def run(*arguments: str, **defaults: str) -> str:
-        found = CliRunner().invoke(models, arguments, default_map=defaults, catch_exceptions=False)
-        return found.output.strip()
-
-    target, draft = PAIR.target.id, PAIR.draft.id
-    assert run() == "None None"
-    assert run("--pair", "qwen2.5-3b") == f"{target} {draft}"
-    assert run("--pair", "qwen2.5-3b", "--target", "mine") == f"mine {draft}"
-    assert run("--pair", "qwen2.5-3b", target="from the file") == f"{target} {draft}"
-    assert run("--draft", "mine", pair="qwen2.5-3b") == f"{target} mine"
+TARGET, DRAFT, NAMED = PAIR.target.id, PAIR.draft.id, ("--pair", "qwen2.5-3b")
 
 
-@pytest.mark.parametrize(("engine", "draft"), [("coreml", PAIR.draft.id), ("ngram", None), ("none", None)])
-def test_an_engine_without_a_model_leaves_the_pair_s_draft_alone(engine: str, draft: str | None):
-    found = CliRunner().invoke(models, ["--pair", "qwen2.5-3b", "--draft-engine", engine], catch_exceptions=False)
+@pytest.mark.parametrize(
+    ("arguments", "defaults", "named"),
+    [
+        ((), {}, (None, None)),
+        (NAMED, {}, (TARGET, DRAFT)),
+        ((*NAMED, "--target", "mine"), {}, ("mine", DRAFT)),
+        (NAMED, {"target": "from the file"}, (TARGET, DRAFT)),
+        (("--draft", "mine"), {"pair": "qwen2.5-3b"}, (TARGET, "mine")),
+        ((*NAMED, "--draft-engine", "coreml"), {}, (TARGET, DRAFT)),
+        ((*NAMED, "--draft-engine", "ngram"), {}, (TARGET, None)),
+        ((*NAMED, "--draft-engine", "none"), {}, (TARGET, None)),
+    ],
+)
+def test_pair_names_both_models_and_gives_way_to_either_and_an_engine_without_a_model_takes_no_draft(
+    arguments: tuple[str, ...], defaults: dict[str, str], named: tuple[str | None, ...]
+):
+    found = CliRunner().invoke(models, arguments, default_map=defaults, catch_exceptions=False)
 
-    assert found.output.strip() == f"{PAIR.target.id} {draft}"
+    assert found.output.strip() == f"{named[0]} {named[1]}"
 
 
 def drafts(*words: str) -> str:
