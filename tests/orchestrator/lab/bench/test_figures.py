@@ -1,7 +1,7 @@
 """Laws of a bench's rows: speeds over prompts, ratios with intervals by baseline, latencies, the best K of a line."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -51,7 +51,7 @@ def _run(prompts: int = 9, repeats: int = 2) -> list[Measurement]:
     ]
 
 
-def _by_prompt(speeds: dict[str, Sequence[float]], temperature: float = 0.0) -> list[Measurement]:
+def _by_prompt(speeds: Mapping[str, Sequence[float]], temperature: float = 0.0) -> list[Measurement]:
     """Contenders' tokens/s on each prompt; the first prompt's category is code."""
     return [
         measurement(name, speed, prompt, temperature=temperature, category="chat" if prompt else "code")
@@ -70,9 +70,9 @@ def _shown(found: list[BenchRow], by_category: dict[str, list[BenchRow]] | None 
 
 def test_figures_are_over_prompts_and_not_over_repeats_or_turns():
     speeds = [(10.0, 10.0, 90.0), (20.0, 20.0, 20.0), (30.0, 1.0, 30.0)]
-    for what in ("repeat", "turn"):
+    for turns in (0, 1):
         found = [
-            measurement("ar", speed, prompt, **{what: number})
+            measurement("ar", speed, prompt, repeat=number * (1 - turns), turn=number * turns)
             for prompt, each in enumerate(speeds)
             for number, speed in enumerate(each)
         ]

@@ -7,7 +7,6 @@ import sys
 import zipfile
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +17,7 @@ from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import Run, StageReport
 from orchestrator.lab.first_light.run import Choice, run
 from orchestrator.lab.first_light.stage_process import run_stage
-from orchestrator.lab.first_light.stages import LightSettings, Stage
+from orchestrator.lab.first_light.stages import LightSettings, Stage, StageScreen
 from orchestrator.machine.profiles.device_profiles import load_profile, parse_profile
 
 FAKE = (sys.executable, "-m", "tests.support.fake_stage")
@@ -73,7 +72,7 @@ def test_nothing_that_was_planted_is_in_any_byte_of_the_folder_or_the_archive(
         folder,
         LightSettings(),
         Choice(60),
-        SimpleNamespace(began=lambda *_: None, notice=str, ended=lambda *_, **__: None),
+        StageScreen(),
         stages=stages,
         run_one=partial(run_stage, program=FAKE),
         lacks=lambda stage, _: f"no {PLANTED[0]}" if stage.name == "other" else "",

@@ -151,10 +151,12 @@ def test_the_fastest_place_of_the_draft_is_named_by_temperature():
 
 
 def report() -> LightReport:
-    rows = tuple((width, 1.5 * width) for width in (1, 2, 4, 8))
     found = Findings(
         values=(Value("gain <b>", 1.25, "×", "computed", "a & b"),),
-        tables=(Table("Times", ("tokens", "ms"), (*rows,), "note"), Table("Empty", ("a", "b"), (("x", None),))),
+        tables=(
+            Table("Times", ("tokens", "ms"), ((1, 1.5), (2, 3.0)), "note"),
+            Table("Empty", ("a", "b"), (("x", None),)),
+        ),
         checks=(Check("OpenBLAS", "warn", "not found", "install it"),),
         settled=("Nothing & all.",),
     )
@@ -172,6 +174,5 @@ def test_the_page_shows_what_was_found_and_needs_nothing_from_elsewhere_and_runs
     assert not re.search(r"<(script|link|img|iframe)|https?://|url\(|@import", text)
     assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["#a", "#b", "#c"]
     assert text.index("<li>Nothing &amp; all.</li>") < text.index('href="#a"')
-    assert text.count("<svg") == 1
     shown = ("<td>1.25</td><td", ">computed<", "not here: no Neural Engine", "&lt;script&gt;", "next: install it")
     assert [words for words in shown if words not in text] == []

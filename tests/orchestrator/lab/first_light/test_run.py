@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import LightReport, Run, StageReport
 from orchestrator.lab.first_light.run import Choice, lacking, run
 from orchestrator.lab.first_light.stage_process import RanStage, measurement, run_stage
-from orchestrator.lab.first_light.stages import STAGES, LightSettings, OnNotice, Stage, has_neural_engine
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, OnNotice, Stage, StageScreen, has_neural_engine
 from protocol.errors import InputError
 
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
@@ -58,9 +58,8 @@ def opened(path, run: Run = ONE, wanted=NAMES) -> LightFolder:
 
 
 def light(folder: LightFolder, runner: Runner, choice: Choice = HOUR, lacks=lambda *_: "") -> LightReport:
-    screen = SimpleNamespace(began=lambda *_: None, notice=print, ended=lambda *_: None)
-    given = {"stages": THREE, "run_one": runner, "lacks": lacks, "clock": lambda: runner.now}
-    return run(folder, LightSettings(), choice, screen, **given)
+    given: dict[str, Any] = {"stages": THREE, "run_one": runner, "lacks": lacks, "clock": lambda: runner.now}
+    return run(folder, LightSettings(), choice, StageScreen(), **given)
 
 
 def interrupted(path, **runs: str) -> None:
