@@ -13,13 +13,7 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.lab.findings import Column, Findings, Table, Value
-from orchestrator.lab.worker_harness import (
-    PROMPT_TOKENS,
-    GrowthLoad,
-    RandomSequences,
-    VerifyLoad,
-    WorkerHarness,
-)
+from orchestrator.lab.worker_harness import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad, WorkerHarness
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import measured_pair
@@ -44,8 +38,8 @@ _GPU_WIDTHS = (*range(1, 18), 24, 32)
 """A GPU's kernels change at some widths, so no line between two measured ones gives the others."""
 _WARM_UP = 3
 """Unmeasured forwards of each width: kernels are compiled in them."""
-TARGET_OVERLAP_WIDTH, DRAFT_OVERLAP_WIDTH = 8, 8
-"""Widths with overlap."""
+OVERLAP_WIDTH = 8
+"""Tokens of the target's and of the draft's steps that are measured at once."""
 _PROMPT_TOKENS = 512
 _LONG_CONTEXT, _LONG_PREFILL_SECONDS = 2048, 5.0
 """Tokens of the long context, fewer if their prefill would take longer than this."""
@@ -154,36 +148,19 @@ def draft_steps(
                 taken.append(grow.seconds)
             if growing.heard(grow.request, len(grow.tokens)):
                 _begin(harness, growing)
-        _end(harness, growing)
+        for message in growing.end():
+            harness.send("draft", message)
         steps[width] = median(taken[_WARM_UP:])
     return steps
-
-
-def slow_down(
-    harness: WorkerHarness,
-    hellos: tuple[Hello, Hello],
-    alone: tuple[Times, Times],
-    samples: int,
-    notice: OnCalibrationProgress,
-) -> float:
-    """The time of a forward with overlap relative to the time without: the larger of the two workers' ratios.
-
-    `hellos` and `alone` are the target's and the draft's. Never below 1.
-    """
-    notice("both at once")
-    together = overlapping(harness, hellos, samples)
-    widths = TARGET_OVERLAP_WIDTH, DRAFT_OVERLAP_WIDTH
-    ratios = [both / times.steps[width] for both, times, width in zip(together, alone, widths, strict=True)]
-    return max(1.0, *ratios)
 
 
 def overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: int) -> tuple[float, float]:
     """Seconds of a verification and of a growth step while both workers are always busy."""
     sequences = RandomSequences(hellos[0], seed=1)
     verifying = _verifying(harness, sequences)
-    growing = GrowthLoad(RandomSequences(hellos[1], seed=1), DRAFT_OVERLAP_WIDTH)
+    growing = GrowthLoad(RandomSequences(hellos[1], seed=1), OVERLAP_WIDTH)
     _begin(harness, growing)
-    harness.send("target", verifying.ask(TARGET_OVERLAP_WIDTH))
+    harness.send("target", verifying.ask(OVERLAP_WIDTH))
     verified: list[float] = []
     grown: list[float] = []
     while min(len(verified), len(grown)) < _WARM_UP + samples:
@@ -191,11 +168,11 @@ def overlapping(harness: WorkerHarness, hellos: tuple[Hello, Hello], samples: in
             case Verdict() as verdict:
                 verified.append(verdict.seconds)
                 verifying.heard(verdict)
-                if not verifying.has_room(TARGET_OVERLAP_WIDTH):
+                if not verifying.has_room(OVERLAP_WIDTH):
                     verifying = _verifying(harness, sequences)
-                harness.send("target", verifying.ask(TARGET_OVERLAP_WIDTH))
+                harness.send("target", verifying.ask(OVERLAP_WIDTH))
             case Grow() as grow:
-                if grow.evaluated == DRAFT_OVERLAP_WIDTH:
+                if grow.evaluated == OVERLAP_WIDTH:
                     grown.append(grow.seconds)
                 if growing.heard(grow.request, len(grow.tokens)):
                     _begin(harness, growing)
@@ -235,19 +212,13 @@ def _draft_rates(harness: WorkerHarness, sequences: RandomSequences) -> Iterator
         start = sequences.start(min(_PROMPT_TOKENS, sequences.context // 2), BestFirst(width=1, fan=2))
         began = time.perf_counter()
         harness.send("draft", start)
-        grow = _first_of(harness, start.request)
+        # Late growth of earlier sequences is skipped.
+        while (grow := harness.await_message(Grow)).request != start.request:
+            pass
         seconds = time.perf_counter() - began - grow.seconds
         harness.send("draft", Stop(start.request))
         if repeat:
             yield (len(start.tokens) - 1) / seconds
-
-
-def _first_of(harness: WorkerHarness, sequence: int) -> Grow:
-    """Skips late Grow messages of earlier sequences."""
-    while True:
-        grow = harness.await_message(Grow)
-        if grow.request == sequence:
-            return grow
 
 
 def _begin(harness: WorkerHarness, growing: GrowthLoad) -> None:
@@ -255,14 +226,7 @@ def _begin(harness: WorkerHarness, growing: GrowthLoad) -> None:
         harness.send("draft", message)
 
 
-def _end(harness: WorkerHarness, growing: GrowthLoad) -> None:
-    for message in growing.end():
-        harness.send("draft", message)
-
-
 Cores = Mapping[Role, tuple[int, ...]]
-OVERLAP_WIDTHS = TARGET_OVERLAP_WIDTH, DRAFT_OVERLAP_WIDTH
-"""Tokens of the target's and of the draft's steps in `both_at_once`."""
 
 
 class OverlapTimes(NamedTuple):
@@ -310,18 +274,18 @@ def calibrate(
 def both_at_once(
     target: Path, draft: Path, engine: DraftEngineName, *, samples: int, notice: OnCalibrationProgress
 ) -> OverlapTimes:
-    """A verification and a growth step of `OVERLAP_WIDTHS` tokens: each worker alone, then both always busy.
+    """A verification and a growth step of OVERLAP_WIDTH tokens: each worker alone, then both always busy.
 
     `draft`: what `engine` runs, a model's folder or a converted one. Raises PipelineError if a worker fails.
     """
     notice("loading models")
     with _harness(str(target), str(draft), engine, machine_facts.partition_cores()) as harness:
         hellos = harness.start("target"), harness.start("draft")
-        verified = target_steps(harness, RandomSequences(hellos[0]), [TARGET_OVERLAP_WIDTH], samples, notice)
-        grown = draft_steps(harness, RandomSequences(hellos[1]), [DRAFT_OVERLAP_WIDTH], samples, notice)
+        verified = target_steps(harness, RandomSequences(hellos[0]), [OVERLAP_WIDTH], samples, notice)
+        grown = draft_steps(harness, RandomSequences(hellos[1]), [OVERLAP_WIDTH], samples, notice)
         notice("both at once")
         together = overlapping(harness, hellos, samples)
-        return OverlapTimes(verified[TARGET_OVERLAP_WIDTH], grown[DRAFT_OVERLAP_WIDTH], *together)
+        return OverlapTimes(verified[OVERLAP_WIDTH], grown[OVERLAP_WIDTH], *together)
 
 
 def device_times(times: Times, source: str) -> DeviceTimes:
@@ -394,14 +358,18 @@ def _toml(value: Any) -> str:
 def _measured(
     folders: tuple[str, str], engine: DraftEngineName, cores: Cores, samples: int, notice: OnCalibrationProgress
 ) -> tuple[Times, Times, float]:
-    """The times of target and draft without overlap, and the slow-down with overlap."""
+    """The times of target and draft without overlap, and the time of a forward with overlap relative to that: the
+    larger of the two workers' ratios, never below 1."""
     converts = draft_model(engine) == "package"
     draft = str(converted_draft(folders[1])) if converts else folders[1]
     notice("loading models")
     with _harness(folders[0], draft, engine, cores) as harness:
         hellos = harness.start("target"), harness.start("draft")
         alone = target_alone(harness, hellos[0], samples, notice), draft_alone(harness, hellos[1], samples, notice)
-        return *alone, slow_down(harness, hellos, alone, samples, notice)
+        notice("both at once")
+        together = overlapping(harness, hellos, samples)
+        ratios = [both / times.steps[OVERLAP_WIDTH] for both, times in zip(together, alone, strict=True)]
+        return *alone, max(1.0, *ratios)
 
 
 def _on_target_device(folders: tuple[str, str], cores: Cores, samples: int, notice: OnCalibrationProgress) -> Times:

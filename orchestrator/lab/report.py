@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from orchestrator.lab.findings import Bar, Bars, Cell, Column, Field, Findings, Listener, Panel, Table, Value, tabulated
+from orchestrator.lab.findings import Bar, Bars, Cell, Column, Findings, Listener, Panel, Table, Value
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import fast_blas
 from orchestrator.machine.check import Check
@@ -73,14 +73,8 @@ def _words(table: Table) -> list[bool]:
 
 def _values_table(values: Sequence[Value]) -> Table:
     """A row a number."""
-    fields: list[Field[Value]] = [
-        Field("", lambda value: value.name),
-        Field("", lambda value: value.value),
-        Field("unit", lambda value: value.unit),
-        Field("origin", lambda value: value.origin),
-        Field("", lambda value: value.note),
-    ]
-    return tabulated("", fields, values)
+    rows = tuple((each.name, each.value, each.unit, each.origin, each.note) for each in values)
+    return Table("", ("", "", "unit", "origin", ""), rows)
 
 
 def _meanings(tables: Iterable[Table]) -> list[str]:
@@ -169,10 +163,7 @@ def json_text(findings: Findings) -> str:
 
 # A page ----------------------------------------------------------------------------------------------
 
-_BAR_HEIGHT, _BAR_WIDTH = 130, 640
 _WRONG = ' class="fail"'
-_FEWEST_BARS, _MOST_BARS = 4, 40
-"""Rows of a table that is also drawn."""
 
 
 def page(title: str, heading: Iterable[str], body: str, footer: str = "") -> str:
@@ -193,7 +184,7 @@ def section(findings: Findings) -> str:
 def _page_table(table: Table) -> str:
     note = f'<p class="faint">{escape(table.note)}</p>' if table.note else ""
     title = f'<h3>{escape(table.title)} <span class="faint">({table.origin})</span></h3>'
-    return f"{title}{_bars(table)}{_grid(table)}{note}"
+    return f"{title}{_grid(table)}{note}"
 
 
 def _grid(table: Table) -> str:
@@ -225,30 +216,6 @@ def _checks(checks: Sequence[Check]) -> str:
 
 def _next(check: Check) -> str:
     return f'<br><span class="faint">next: {escape(check.next_step)}</span>' if check.next_step else ""
-
-
-def _bars(table: Table) -> str:
-    """The second column by the first, if both are numbers in all rows."""
-    points = [(row[0], row[1]) for row in table.rows if len(row) > 1]
-    numbers = [(x, y) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
-    if len(numbers) != len(table.rows) or not _FEWEST_BARS <= len(numbers) <= _MOST_BARS:
-        return ""
-    titles = [column.title for column in table.described]
-    highest = max(y for _, y in numbers) or 1.0
-    slot = _BAR_WIDTH / len(numbers)
-    parts = [f'<line x1="0" x2="{_BAR_WIDTH}" y1="{_BAR_HEIGHT}" y2="{_BAR_HEIGHT}"/>']
-    for index, (x, y) in enumerate(numbers):
-        height = max(0.0, y) / highest * (_BAR_HEIGHT - 18)
-        left, middle = index * slot + slot * 0.1, (index + 0.5) * slot
-        box = f'x="{left:.1f}" y="{_BAR_HEIGHT - height:.1f}" width="{slot * 0.8:.1f}" height="{height:.1f}"'
-        parts.append(f"<rect {box}><title>{escape(titles[0])} {x:g}: {y:.4g}</title></rect>")
-        parts.append(f'<text x="{middle:.1f}" y="{_BAR_HEIGHT + 16}" text-anchor="middle">{x:g}</text>')
-        if len(numbers) <= _MOST_BARS // 2:
-            parts.append(
-                f'<text x="{middle:.1f}" y="{_BAR_HEIGHT - height - 4:.1f}" text-anchor="middle">{y:.3g}</text>'
-            )
-    label = escape(f"{titles[1]} by {titles[0]}")
-    return f'<svg viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT + 22}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
 # A picture -------------------------------------------------------------------------------------------

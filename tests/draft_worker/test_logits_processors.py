@@ -2,7 +2,7 @@
 
 import pytest
 
-from draft_worker.engine import Engine
+from draft_worker.engine_interface import Engine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from protocol.inference.language_model import LanguageModel

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from draft_worker.engine import Engine
+from draft_worker.engine_interface import Engine
 from draft_worker.worker import DraftWorker
 from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst, GrowthPlan

@@ -214,11 +214,10 @@ def _facts(pair: Pair, on_processor: bool, available: int) -> dict[str, Any]:
 def _one_a_target(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The first pair of each target, with the number of all."""
     drafts = Counter(facts["target"] for facts in rows.values())
-    first: dict[str, dict[str, Any]] = {}
+    first: dict[str, str] = {}
     for name, facts in rows.items():
-        if facts["target"] not in (row["target"] for row in first.values()):
-            first[name] = facts | {"drafts": drafts[facts["target"]]}
-    return first
+        first.setdefault(facts["target"], name)
+    return {name: rows[name] | {"drafts": drafts[target]} for target, name in first.items()}
 
 
 def _local_table(models: list[LocalModel]) -> Table:

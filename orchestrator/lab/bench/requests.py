@@ -94,14 +94,11 @@ def groups(tasks: Sequence[GenerationTask], count: int) -> list[list[GenerationT
 
 def parse_requests(text: str) -> tuple[int, ...]:
     """Numbers of requests, ascending. Raises InputError for anything else."""
-    counts = tuple(sorted({int(each) for each in text.split(",") if each.isdigit()}))
-    if (
-        not counts
-        or not all(each.isdigit() for each in text.split(","))
-        or not 1 <= counts[0] <= counts[-1] <= _MAX_REQUESTS
-    ):
+    numbers = text.split(",")
+    counts = sorted(set(map(int, numbers))) if all(map(str.isdecimal, numbers)) else [0]
+    if not 1 <= counts[0] <= counts[-1] <= _MAX_REQUESTS:
         raise InputError(f"Requests at once are numbers from 1 to {_MAX_REQUESTS}, for instance 1,2,4,8; not {text!r}.")
-    return counts
+    return tuple(counts)
 
 
 def measure(

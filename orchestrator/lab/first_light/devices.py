@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.lab.bench.plan import BenchModels
-from orchestrator.lab.calibration import OVERLAP_WIDTHS, OverlapTimes, both_at_once, calibrate, findings, to_toml
+from orchestrator.lab.calibration import OVERLAP_WIDTH, OverlapTimes, both_at_once, calibrate, findings, to_toml
 from orchestrator.lab.findings import AttachedFile, Findings, Table, Value
 from orchestrator.lab.first_light.pipelines import measured_pair, plan
 from orchestrator.lab.first_light.stages import Asked, has_neural_engine
@@ -160,10 +160,9 @@ def _values(times: OverlapTimes, where: str) -> Iterator[Value]:
 
 
 def _table(times: OverlapTimes, where: str) -> Table:
-    names = (f"{role}, {width} tokens" for role, width in zip(("target", "draft"), OVERLAP_WIDTHS, strict=True))
     rows = tuple(
-        (name, 1e3 * alone, 1e3 * beside, beside / alone)
-        for name, alone, beside in zip(names, times[:2], times[2:], strict=True)
+        (f"{role}, {OVERLAP_WIDTH} tokens", 1e3 * alone, 1e3 * beside, beside / alone)
+        for role, alone, beside in zip(("target", "draft"), times[:2], times[2:], strict=True)
     )
     return Table(
         where[0].upper() + where[1:], _OVERLAP_COLUMNS, rows, "Medians; beside: while the other works without pause."

@@ -28,9 +28,6 @@ _NOTE = (
 )
 
 
-_FIGURES = ("ms a round", "idle, ms", "messages, ms", "target busy")
-
-
 def measure(asked: Asked) -> Findings:
     ours = plan()
     models = ours.models()
@@ -80,7 +77,8 @@ def findings(
                 f"Rounds with guesses: the device is idle for {idle:.2f} of {round:.2f} ms a round, {messages:.2f} ms "
                 f"for messages and decisions and {idle - messages:.2f} ms while the forward is built."
             )
-    columns = ("loop", "tokens", *(Column(title, ".2f") for title in _FIGURES))
+    figures = ("ms a round", "idle, ms", "messages, ms", "target busy")
+    columns = ("loop", "tokens", *(Column(title, ".2f") for title in figures))
     return Findings(
         tables=(Table("Rounds and what the device waits for", columns, tuple(rows), _NOTE),),
         settled=tuple(settled),

@@ -87,13 +87,12 @@ def sentences(outcomes: Sequence[StageOutcome]) -> Iterator[str]:
 def report_tables(outcomes: Sequence[StageOutcome]) -> Iterator[Table]:
     """Every kind of report as a table, so that a new kind is shown without being known here."""
     for outcome in outcomes:
-        for kind in dict.fromkeys(type(report) for report in outcome.reports):
-            fields = [field.name for field in msgspec.structs.fields(kind)]
-            if fields:
-                rows = tuple(tuple(_cell(getattr(report, name)) for name in fields) for report in outcome.of(kind))
-                beside = " beside a busy GPU" if outcome.beside else ""
-                title = f"{outcome.units}, {outcome.stage}{beside}: {kind.__name__.lower()}"
-                yield Table(title, tuple(fields), rows)
+        for kind in dict.fromkeys(map(type, outcome.reports)):
+            rows = tuple(tuple(map(_cell, msgspec.structs.astuple(report))) for report in outcome.of(kind))
+            beside = " beside a busy GPU" if outcome.beside else ""
+            title = f"{outcome.units}, {outcome.stage}{beside}: {kind.__name__.lower()}"
+            if columns := kind.__struct_fields__:
+                yield Table(title, columns, rows)
 
 
 def _check(finding: Check) -> Check:

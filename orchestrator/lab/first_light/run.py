@@ -3,12 +3,20 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from orchestrator.lab.first_light.folder import LightFolder
 from orchestrator.lab.first_light.report import LightReport, StageReport, Status, page
 from orchestrator.lab.first_light.stage_process import RanStage, run_stage
-from orchestrator.lab.first_light.stages import STAGES, LightSettings, Need, OnNotice, Stage, has_neural_engine
+from orchestrator.lab.first_light.stages import (
+    STAGES,
+    LightSettings,
+    Need,
+    OnNotice,
+    Stage,
+    StageScreen,
+    has_neural_engine,
+)
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.memory.budget import usable
 from orchestrator.machine.pairs.recommended_pairs import fits, pairs
@@ -46,20 +54,6 @@ class Choice:
 
     def leaves_out(self, stage: Stage) -> bool:
         return stage.name in self.skip or bool(self.only and stage.name not in self.only)
-
-
-class StageScreen(Protocol):
-    """Shows what goes on."""
-
-    def began(self, stage: Stage, seconds_left: float) -> None: ...
-
-    def notice(self, words: str) -> None:
-        """What the stage does now."""
-        ...
-
-    def ended(self, report: StageReport, known: bool) -> None:
-        """`known`: the result is of an earlier start."""
-        ...
 
 
 RunStage: TypeAlias = Callable[[Stage, LightSettings, float, OnNotice], RanStage]

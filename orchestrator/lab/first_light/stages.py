@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from orchestrator.lab.findings import Findings
 from orchestrator.machine import hardware as machine_facts
+
+if TYPE_CHECKING:
+    from orchestrator.lab.first_light.report import StageReport
 
 Need: TypeAlias = Literal["GPU", "Neural Engine", "second pair"]
 """What a stage can't do without."""
@@ -85,3 +88,16 @@ class Asked(NamedTuple):
     def sized(self, short: int, full: int) -> int:
         """How many of something is measured."""
         return short if self.settings.short else full
+
+
+class StageScreen:
+    """Shows what goes on. This one shows nothing."""
+
+    def began(self, stage: Stage, seconds_left: float) -> None:
+        """A stage begins."""
+
+    def notice(self, words: str) -> None:
+        """What the stage does now."""
+
+    def ended(self, report: "StageReport", known: bool) -> None:
+        """`known`: the result is of an earlier start."""

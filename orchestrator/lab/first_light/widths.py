@@ -146,7 +146,7 @@ def report_tables(precision: Precision, reports: Sequence[ForwardReport]) -> lis
 def check(precision: Precision, reports: Sequence[ForwardReport], gpu: bool) -> Check:
     """On a processor no favourite changes with the width; on a GPU only one that is nearly tied does."""
     compared = [one for one in reports if isinstance(one, Compared) and one.head == "own"]
-    flips, positions = sum(one.flips for one in compared), sum(one.positions for one in compared)
+    flips, positions = _flips(reports, "own")
     largest, gap = max(one.difference for one in compared), max((one.gap or 0.0 for one in compared), default=0.0)
     name = f"logits, {precision}"
     text = f"{flips} of {positions:,} favourites change with the width; logits differ by {largest:.2g} std at most"

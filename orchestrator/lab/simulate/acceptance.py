@@ -68,7 +68,7 @@ class AcceptanceModel:
 
     P(rank > k) = (1 + c_t k)^-r. c_t is such that the best guess is right with probability a_t. This is geometric in
     depth, a power law in breadth, and convex: no guess is better than the one before. a_t depends on the position: its
-    log odds are normally distributed and equal for `passage` positions in a row, and its mean is `accept`.
+    log odds are normally distributed, and its mean is `accept`.
     """
 
     accept: float
@@ -77,8 +77,6 @@ class AcceptanceModel:
     """r > 0."""
     spread: float = 0.0
     """Standard deviation of the log odds of a_t; 0: all positions are equally difficult."""
-    passage: int = 1
-    """Positions in a row with the same a_t."""
     claim_slope: float = 1.0
     """Log odds of the first guess's claim = slope * log odds of a_t + shift; above 1 the draft is over-confident."""
     claim_shift: float = 0.0
@@ -155,7 +153,7 @@ class ModelledLanguage:
 
     def accept_at(self, request: int, position: int) -> float:
         """a_t of a position on the target's path."""
-        return self._accept(self.seed, request, _DIFFICULTY, position // self.acceptance.passage)
+        return self._accept(self.seed, request, _DIFFICULTY, position)
 
     def rank_at(self, request: int, position: int, accept: float) -> float:
         """Rank of the target's token among the draft's guesses."""

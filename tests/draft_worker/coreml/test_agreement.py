@@ -19,7 +19,7 @@ from draft_worker.coreml.conversion.weights import compress, restore
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.tree_slots import TreeSlots
-from draft_worker.engine import Batch
+from draft_worker.engine_interface import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from protocol.errors import InputError

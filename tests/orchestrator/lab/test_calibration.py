@@ -13,14 +13,7 @@ from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.measurements import calibrate as command
 from orchestrator.lab import calibration
-from orchestrator.lab.calibration import (
-    WIDTHS,
-    Times,
-    device_times,
-    device_widths,
-    slow_down_of,
-    to_toml,
-)
+from orchestrator.lab.calibration import WIDTHS, Times, device_times, device_widths, slow_down_of, to_toml
 from orchestrator.lab.worker_harness import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
 from protocol.errors import InputError
@@ -51,17 +44,8 @@ def test_a_target_answers_every_width_round_after_round():
         assert len(asked.tokens) == width
         verifying.heard(verdict)
 
-
-def test_a_target_of_one_token_a_forward_has_no_widths_to_measure():
-    with pytest.raises(InputError, match="one token a forward"):
-        device_widths(msgspec.structs.replace(_hello(VOCABULARY), level="plain"))
-
-
-def test_a_sequence_is_given_up_before_the_context_ends():
-    verifying = VerifyLoad(RandomSequences(_hello(VOCABULARY)))
-
-    assert verifying.has_room(512 - PROMPT_TOKENS)
-    assert not verifying.has_room(512 - PROMPT_TOKENS + 1)
+    fresh = VerifyLoad(RandomSequences(hello))
+    assert [fresh.has_room(512 - PROMPT_TOKENS + more) for more in (0, 1)] == [True, False]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -84,11 +68,13 @@ def test_a_draft_takes_steps_of_the_width_that_is_asked_for_and_never_rests(widt
     assert full_steps >= 20
 
 
-def test_a_gpu_is_measured_at_every_width_at_which_its_kernels_may_change():
+def test_a_gpu_is_measured_at_every_width_at_which_its_kernels_may_change_and_a_plain_target_at_none():
     on_gpu = device_widths(msgspec.structs.replace(_hello(VOCABULARY), device="gpu (Apple M4)"))
 
     assert set(range(1, 18)) <= set(on_gpu)
     assert device_widths(_hello(VOCABULARY)) == WIDTHS
+    with pytest.raises(InputError, match="one token a forward"):
+        device_widths(msgspec.structs.replace(_hello(VOCABULARY), level="plain"))
 
 
 class WorkersHere:

@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +13,6 @@ from orchestrator.lab.forwards import (
     LAYER_KINDS,
     Compared,
     ForwardOrder,
-    ForwardsReady,
     ForwardTimed,
     LayerKind,
     LoopTimed,
@@ -32,39 +32,35 @@ from target_worker.float32_copy import copy_in_32_bits
 from tests.support.models.tiny_models import VOCABULARY, network, tree_model
 from tests.support.paths import DEMO_TARGET
 
+Kind = TypeVar("Kind")
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(VOCABULARY, size=40))
 
 
-def test_every_width_and_shape_is_compared_with_width_1_and_none_differs_here():
-    order = ForwardOrder(tokens=TOKENS, prompt=8, compared=(1, 2, 5, 9))
-    loaded, counted, *compared = examine(tree_model(), order, lambda: 0.0)
-
-    assert isinstance(loaded, ForwardsReady)
-    assert counted == Ties("own", 32, 0, 0)
-    assert [(one.width, one.shape) for one in compared if isinstance(one, Compared)] == [
-        *((1, "chain"), (2, "chain"), (2, "tree"), (5, "chain"), (5, "tree"), (9, "chain"), (9, "tree"))
-    ]
-    for one in compared:
-        assert isinstance(one, Compared)
-        assert one.positions >= 27
-        assert (one.flips, one.gap) == (0, None)
-        assert one.difference < 1e-4
+def reports(order: ForwardOrder, kind: type[Kind], model: LanguageModel | None = None) -> list[Kind]:
+    """Of this kind, by a clock that ticks a second a look."""
+    ticks = itertools.count()
+    found = examine(model or tree_model(), order, lambda: float(next(ticks)))
+    return [one for one in found if isinstance(one, kind)]
 
 
 @pytest.mark.parametrize(
-    ("level", "forwards", "timed"),
-    [("chain", [(1, "chain"), (2, "chain"), (5, "chain")], [1, 5]), ("plain", [(1, "chain")], [1])],
+    ("level", "shapes", "timed"),
+    [("tree", ("chain", "tree"), [1, 5]), ("chain", ("chain",), [1, 5]), ("plain", (), [1])],
 )
-def test_only_forwards_of_the_models_level_are_examined(
-    level: Level, forwards: list[tuple[int, str]], timed: list[int]
+def test_every_width_and_shape_of_the_models_level_is_compared_with_width_1_and_none_differs_here(
+    level: Level, shapes: tuple[str, ...], timed: list[int]
 ):
     model = tree_model()
     model.level = level
-    order = ForwardOrder(tokens=TOKENS, prompt=8, compared=(1, 2, 5), timed=(1, 5), contexts=(16,))
-    reports = list(examine(model, order, lambda: 0.0))
+    order = ForwardOrder(tokens=TOKENS, prompt=8, compared=(1, 2, 5, 9), timed=(1, 5), contexts=(16,))
+    found = reports(order, Compared, model)
 
-    assert [(one.width, one.shape) for one in reports if isinstance(one, Compared)] == forwards
-    assert [one.width for one in reports if isinstance(one, ForwardTimed)] == timed
+    expected = [(1, "chain"), *((width, shape) for width in (2, 5, 9) for shape in shapes)]
+    assert [(one.width, one.shape) for one in found] == expected
+    assert all(one.positions >= 27 and one.difference < 1e-4 for one in found)
+    assert {(one.flips, one.gap) for one in found} == {(0, None)}
+    assert reports(order, Ties, model) == [Ties("own", 32, 0, 0)]
+    assert [one.width for one in reports(order, ForwardTimed, model)] == timed
 
 
 def test_a_flip_is_counted_with_the_gap_that_it_had():
@@ -86,11 +82,10 @@ def test_in_half_precision_a_head_in_32_bits_is_compared_too_and_left_as_it_was(
     stock.set_dtype(kind)
     model = LanguageModel(stock)
     order = ForwardOrder(tokens=TOKENS, prompt=8, compared=(1, 5), heads=("own", "float32"))
-    reports = list(examine(model, order, lambda: 0.0))
 
-    assert [one.head for one in reports if isinstance(one, Ties)] == ["own", "float32"]
-    assert [one.head for one in reports if isinstance(one, Compared)] == [*["own"] * 3, *["float32"] * 3]
-    assert all(one.flips == 0 for one in reports if isinstance(one, Compared))
+    assert [one.head for one in reports(order, Ties, model)] == ["own", "float32"]
+    compared = [(one.head, one.flips) for one in reports(order, Compared, model)]
+    assert compared == [*[("own", 0)] * 3, *[("float32", 0)] * 3]
     assert model.sequence().evaluate((5,), (-1,)).dtype == kind
 
 
@@ -103,11 +98,7 @@ def test_ties_are_counted_in_units_of_the_logits_own_type():
 
 
 def test_loops_are_timed_as_mlx_lm_runs_and_ours_await_each_result_or_dispatch_the_next_before():
-    ticks = itertools.count()
-    order = ForwardOrder(tokens=TOKENS, prompt=8, rounds=4)
-    timed = [one for one in examine(tree_model(), order, lambda: float(next(ticks))) if isinstance(one, LoopTimed)]
-
-    assert timed == [
+    assert reports(ForwardOrder(tokens=TOKENS, prompt=8, rounds=4), LoopTimed) == [
         LoopTimed("mlx-lm", 1, 250.0),
         *(LoopTimed(loop, width, 250.0) for width in (1, 5) for loop in ("waited", "ahead")),
     ]
@@ -128,10 +119,7 @@ def test_forwards_that_are_dispatched_ahead_leave_the_sequence_as_those_that_are
 
 
 def test_a_forward_is_timed_behind_each_context_that_fits():
-    model = tree_model()
-    ticks = itertools.count()
-    order = ForwardOrder(timed=(1, 3), contexts=(16, 4000, 10**6), samples=2)
-    timed = [one for one in examine(model, order, lambda: float(next(ticks))) if isinstance(one, ForwardTimed)]
+    timed = reports(ForwardOrder(timed=(1, 3), contexts=(16, 4000, 10**6), samples=2), ForwardTimed)
 
     assert timed == [ForwardTimed(width, context, (1000.0, 1000.0)) for context in (16, 4000) for width in (1, 3)]
 
@@ -149,12 +137,7 @@ def test_a_copy_in_32_bits_is_an_ordinary_model_with_the_same_tokenizer(tmp_path
         LanguageModel.load(folder).sequence().evaluate((5,), (-1,)) for folder in (tmp_path / "copy", DEMO_TARGET)
     )
     assert mx.allclose(copied, stored, atol=1e-4).item()
-
-
-def test_a_model_can_be_loaded_in_32_bits():
-    logits = LanguageModel.load(DEMO_TARGET, In32Bits()).sequence().evaluate((5,), (-1,))
-
-    assert logits.dtype == mx.float32
+    assert LanguageModel.load(DEMO_TARGET, In32Bits()).sequence().evaluate((5,), (-1,)).dtype == mx.float32
 
 
 PROMPT = (5, 9, 2, 33)

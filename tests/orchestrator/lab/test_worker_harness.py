@@ -48,23 +48,18 @@ def harness(limits: Limits, seconds: float = 0.0, then: str = "pass") -> Iterato
         session.remove()
 
 
-def test_a_worker_may_load_for_longer_than_it_may_be_silent():
-    with harness(Limits(silence=0.1), seconds=0.5) as loading:
-        assert loading.start("draft").role == "draft"
-
-
-def test_a_load_that_does_not_end_is_given_up():
-    with harness(Limits(loading=0.3), seconds=60) as loading, pytest.raises(PipelineError, match="did not load"):
-        loading.start("draft")
-
-
-def test_a_worker_that_dies_while_it_loads_is_not_waited_for():
-    with harness(Limits(), then="sys.exit('no room')") as loading, pytest.raises(PipelineError, match="no room"):
-        loading.start("draft")
-
-
-def test_a_loaded_worker_that_says_nothing_is_given_up():
-    with harness(Limits(silence=0.1)) as loaded:
-        loaded.start("draft")
+def test_a_worker_may_load_for_longer_than_it_may_be_silent_and_is_then_given_up():
+    with harness(Limits(silence=0.1), seconds=0.5) as loaded:
+        assert loaded.start("draft").role == "draft"
         with pytest.raises(PipelineError, match="silent for"):
             loaded.receive()
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds", "then", "reason"),
+    [(Limits(loading=0.3), 60, "pass", "did not load"), (Limits(), 0, "sys.exit('no room')", "no room")],
+    ids=["does not end", "dies"],
+)
+def test_a_load_that_does_not_end_or_dies_is_not_waited_for(limits: Limits, seconds: float, then: str, reason: str):
+    with harness(limits, seconds, then) as loading, pytest.raises(PipelineError, match=reason):
+        loading.start("draft")

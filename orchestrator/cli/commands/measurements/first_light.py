@@ -14,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.sentences import say
-from orchestrator.lab.first_light.stages import stage_names
+from orchestrator.lab.first_light.stages import StageScreen, stage_names
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
     )
 
 
-class _Screen:
+class _Screen(StageScreen):
     """A line a stage on stderr: its state, elapsed and remaining time, and what it does now."""
 
     def __init__(self, quiet: bool) -> None:

@@ -14,12 +14,7 @@ from orchestrator import Pipeline, SamplingParams
 from orchestrator.cli.app import cli
 from orchestrator.lab import report
 from orchestrator.lab.bench import trials
-from orchestrator.lab.bench.contender import (
-    BenchRequest,
-    deviating,
-    schedule,
-    settings,
-)
+from orchestrator.lab.bench.contender import BenchRequest, deviating, schedule, settings
 from orchestrator.lab.bench.figures import rows
 from orchestrator.lab.bench.mlx_lm import rounds_of
 from orchestrator.lab.bench.mlx_lm_process import PacedDevice
@@ -36,13 +31,9 @@ from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 _ORDER = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "adaptive"]
 
 
-def _requests(*tokens: tuple[int, ...], categories: tuple[str, ...] = ()) -> list[BenchRequest]:
+def _requests(*tokens: tuple[int, ...]) -> list[BenchRequest]:
     """A prompt of one turn for each."""
-    named = categories or ("",) * len(tokens)
-    return [
-        BenchRequest(each, prompt, category=category)
-        for prompt, (each, category) in enumerate(zip(tokens, named, strict=True))
-    ]
+    return [BenchRequest(each, prompt) for prompt, each in enumerate(tokens)]
 
 
 def test_contenders_take_turns_within_each_setting_and_begin_in_turn():
@@ -55,34 +46,20 @@ def test_contenders_take_turns_within_each_setting_and_begin_in_turn():
     assert "".join(contender for _, contender in turns[:12]) == "abcbcacababc"
 
 
-def test_all_contenders_get_the_same_task_in_a_setting():
-    contenders = [FakeContender("mlx-lm"), FakeContender("ar")]
-
-    measured(contenders, _requests((5, 6), (7, 8)), bench_plan(), lambda _: None)
-
-    assert sorted(contenders[0].tasks) == sorted(contenders[1].tasks)
-
-
-def test_sampled_generations_of_other_prompts_and_repeats_use_other_seeds():
-    one = FakeContender("ar")
-
-    measured([one], _requests((5, 6), (7, 8)), bench_plan(temperature=(1.0,)), lambda _: None)
-
-    warm_up, *tasks = one.tasks
-    assert warm_up.max_tokens == 8
-    assert len({task.seed for task in tasks}) == len(tasks) == 4
-
-
-def test_every_contender_warms_up_before_the_first_measurement():
+def test_every_contender_warms_up_and_then_gets_the_same_tasks_each_with_its_seed():
     log: list[str] = []
     progress: list[str] = []
-    contenders = [FakeContender(name, log) for name in ("ar", "sd")]
+    contenders = [FakeContender(name, log) for name in ("mlx-lm", "ar")]
 
-    found = measured(contenders, _requests((5, 6)), bench_plan(temperature=(0.0,), repeats=1), progress.append)
+    found = measured(contenders, _requests((5, 6), (7, 8)), bench_plan(temperature=(1.0,)), progress.append)
 
-    assert log == ["ar", "sd", "ar", "sd"]
-    assert progress == ["ar", "sd"]
-    assert len(found) == 2
+    assert log == ["mlx-lm", "ar", *progress]
+    assert len(progress) == len(found) == 8
+    assert progress[:2] == ["mlx-lm", "ar"]
+    assert sorted(contenders[0].tasks) == sorted(contenders[1].tasks)
+    warm_up, *tasks = contenders[0].tasks
+    assert warm_up.max_tokens == 8
+    assert len({task.seed for task in tasks}) == len(tasks) == 4
 
 
 def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyPatch):
@@ -200,52 +177,55 @@ def test_an_impossible_plan_is_refused_with_a_sentence(changes: dict):
         bench_plan(**changes)
 
 
-def test_prompts_come_from_a_file_of_json_lines(tmp_path: Path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a", "id": 1}\n\n{"prompt": "b"}\n{"prompt": "c"}\n')
-
-    assert read_prompts(path, limit=2) == [BenchPrompt("a"), BenchPrompt("b")]
-
-
-def test_a_limit_takes_prompts_evenly_over_the_categories(tmp_path: Path):
-    path = tmp_path / "prompts.jsonl"
-    lines = [("a", "chat"), ("b", "chat"), ("c", "chat"), ("d", "code"), ("e", "maths"), ("f", "maths")]
-    path.write_text("\n".join(json.dumps({"prompt": text, "category": category}) for text, category in lines))
-
-    assert [prompt.text for prompt in read_prompts(path, limit=5)] == ["a", "d", "e", "b", "f"]
-    assert "".join(prompt.text for prompt in read_prompts(path, limit=None)) == "adebfc"
-
-
-def test_a_conversation_has_all_turns_of_its_user(tmp_path: Path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"turns": ["Hello", "And then?"], "category": "chat"}')
-
-    assert read_prompts(path, limit=None) == [BenchPrompt("Hello", "chat", chat=True, later=("And then?",))]
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return tmp_path / "prompts.jsonl"
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "limit", "found"),
     [
-        '{"prompt": "a"}\nno json\n',
-        '{"prompt": "a"}\n{"text": "b"}\n',
-        '{"prompt": "a"}\n{"turns": []}\n',
-        '{"prompt": "a"}\n{"prompt": "b", "turns": ["c"]}\n',
+        ('{"prompt": "a", "id": 1}\n\n{"prompt": "b"}\n{"prompt": "c"}\n', 2, [BenchPrompt("a"), BenchPrompt("b")]),
+        ('\ufeff{"prompt": "a"}\n', None, [BenchPrompt("a")]),
+        (
+            '{"turns": ["Hello", "And then?"], "category": "chat"}',
+            None,
+            [BenchPrompt("Hello", "chat", chat=True, later=("And then?",))],
+        ),
+    ],
+    ids=["lines", "a byte order mark", "all turns of a user"],
+)
+def test_prompts_come_from_a_file_of_json_lines(prompts: Path, content: str, limit: int | None, found: list):
+    prompts.write_text(content)
+
+    assert read_prompts(prompts, limit) == found
+
+
+def test_a_limit_takes_prompts_evenly_over_the_categories(prompts: Path):
+    lines = [("a", "chat"), ("b", "chat"), ("c", "chat"), ("d", "code"), ("e", "maths"), ("f", "maths")]
+    prompts.write_text("\n".join(json.dumps({"prompt": text, "category": category}) for text, category in lines))
+
+    assert "".join(prompt.text for prompt in read_prompts(prompts, limit=5)) == "adebf"
+    assert "".join(prompt.text for prompt in read_prompts(prompts, limit=None)) == "adebfc"
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ('{"prompt": "a"}\nno json\n', "line 2"),
+        ('{"prompt": "a"}\n{"text": "b"}\n', "line 2"),
+        ('{"prompt": "a"}\n{"turns": []}\n', "line 2"),
+        ('{"prompt": "a"}\n{"prompt": "b", "turns": ["c"]}\n', "line 2"),
+        ("\n", "prompts.jsonl"),
+        (None, "prompts.jsonl"),
     ],
 )
-def test_a_broken_line_of_prompts_is_named(tmp_path: Path, content: str):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(content)
+def test_prompts_that_are_broken_missing_or_empty_are_refused(prompts: Path, content: str | None, named: str):
+    if content is not None:
+        prompts.write_text(content)
 
-    with pytest.raises(InputError, match="line 2"):
-        read_prompts(path, limit=None)
-
-
-def test_prompts_that_are_missing_or_empty_are_refused(tmp_path: Path):
-    (tmp_path / "empty.jsonl").write_text("\n")
-
-    for name in ("empty.jsonl", "missing.jsonl"):
-        with pytest.raises(InputError, match=name):
-            read_prompts(tmp_path / name, limit=None)
+    with pytest.raises(InputError, match=named):
+        read_prompts(prompts, limit=None)
 
 
 @pytest.fixture
@@ -277,9 +257,11 @@ def test_a_later_turn_stands_behind_the_targets_own_answer(chat_target: Path):
 
 
 @pytest.mark.thorough
-def test_a_real_run_is_exact_and_reports_it():
-    words = "bench --limit 1 --max-tokens 8 --draft-tokens 1,2 --strategies sd --temperature 0.8 --json"
-    words += f" --target {DEMO_TARGET} --draft {DEMO_TARGET}"
+def test_a_real_run_is_exact_and_reports_it(prompts: Path):
+    # So short that the draft, which is the target, has read it as soon: behind it, it would never catch up.
+    prompts.write_text('{"prompt": "import os\\n"}')
+    words = "bench --max-tokens 32 --draft-tokens 1,2 --strategies sd --temperature 0.8 --json"
+    words += f" --prompts {prompts} --target {DEMO_TARGET} --draft {DEMO_TARGET}"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 
@@ -298,10 +280,3 @@ def test_a_real_run_is_exact_and_reports_it():
     # A draft that is the target guesses every token, so that K decides how many a round has.
     assert (one["acceptance_rate"], two["acceptance_rate"]) == (1.0, 1.0)
     assert one["tokens_per_round"] <= 2 < two["tokens_per_round"]
-
-
-def test_a_byte_order_mark_before_prompts_is_skipped(tmp_path: Path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('\ufeff{"prompt": "a"}\n')
-
-    assert [prompt.text for prompt in read_prompts(file, None)] == ["a"]

@@ -34,29 +34,23 @@ class _Stream:
         self.result = SimpleNamespace(tokens=(0,) * (self.tokens + self._silent), statistics=statistics())
 
 
-def _generated(monkeypatch: pytest.MonkeyPatch, pieces: tuple[int, ...], silent: int):
+@pytest.mark.parametrize(
+    ("pieces", "silent", "arrivals"),
+    [((1, 3, 2), 0, (1.0, 2.0, 2.0, 2.0, 3.0, 3.0)), ((2,), 1, (1.0, 1.0, 2.0))],
+    ids=["with their piece", "with the end if they have no text"],
+)
+def test_tokens_arrive(monkeypatch: pytest.MonkeyPatch, pieces: tuple, silent: int, arrivals: tuple):
     clock = [100.0]
     monkeypatch.setattr(contender.time, "perf_counter", lambda: clock[0])
     pipeline: Any = SimpleNamespace(stream=lambda *_: _Stream(clock, pieces, silent))
-    return PipelineContender("ar", pipeline).generate(GenerationTask((1,), 9, 0.0, 0))
+    generation = PipelineContender("ar", pipeline).generate(GenerationTask((1,), 9, 0.0, 0))
+
+    assert generation.arrivals == arrivals
+    assert len(arrivals) == len(generation.tokens)
+    assert (generation.time_to_first_token, generation.total_time) == (1.0, arrivals[-1])
 
 
-def test_tokens_of_a_piece_arrive_at_once(monkeypatch: pytest.MonkeyPatch):
-    generation = _generated(monkeypatch, (1, 3, 2), silent=0)
-
-    assert generation.arrivals == (1.0, 2.0, 2.0, 2.0, 3.0, 3.0)
-    assert (generation.time_to_first_token, generation.total_time) == (1.0, 3.0)
-
-
-def test_tokens_without_text_arrive_with_the_end(monkeypatch: pytest.MonkeyPatch):
-    generation = _generated(monkeypatch, (2,), silent=1)
-
-    assert len(generation.arrivals) == len(generation.tokens)
-    assert generation.arrivals == (1.0, 1.0, 2.0)
-
-
-@pytest.mark.parametrize("factor", [2.0, 5.0])
-@pytest.mark.parametrize("overhead", [0.0, 0.002])
+@pytest.mark.parametrize(("factor", "overhead"), [(2.0, 0.0), (2.0, 0.002), (5.0, 0.002)])
 def test_slow_motion_gives_the_figures_of_the_device(factor: float, overhead: float):
     """20 rounds of 3 tokens, whose forwards take 25 ms on the device."""
     rounds, forward = 20, 0.025

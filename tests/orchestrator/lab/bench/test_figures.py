@@ -1,6 +1,7 @@
 """Laws of a bench's rows: speeds over prompts, ratios with intervals by baseline, latencies, the best K of a line."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +16,6 @@ from orchestrator.lab.bench.figures import (
     best_of_each_line,
     bootstrap_interval,
     gaps,
-    medians_by_prompt,
     paired_ratio,
     percentile,
     quartiles,
@@ -51,6 +51,15 @@ def _run(prompts: int = 9, repeats: int = 2) -> list[Measurement]:
     ]
 
 
+def _by_prompt(speeds: Mapping[str, Sequence[float]], temperature: float = 0.0) -> list[Measurement]:
+    """Contenders' tokens/s on each prompt; the first prompt's category is code."""
+    return [
+        measurement(name, speed, prompt, temperature=temperature, category="chat" if prompt else "code")
+        for name, each in speeds.items()
+        for prompt, speed in enumerate(each)
+    ]
+
+
 def _row(found: list[BenchRow], name: str) -> BenchRow:
     return next(row for row in found if row.contender == name)
 
@@ -59,22 +68,23 @@ def _shown(found: list[BenchRow], by_category: dict[str, list[BenchRow]] | None 
     return shown(findings(found, bench_plan(), prompts, by_category), width=128)
 
 
-def test_quartiles_are_over_prompts_and_not_over_repeats():
-    found = [measurement("ar", speed, prompt, repeat=repeat)
-             for prompt, speeds in enumerate([(10.0, 10.0, 90.0), (20.0, 20.0, 20.0), (30.0, 1.0, 30.0)])
-             for repeat, speed in enumerate(speeds)]  # fmt: skip
+def test_figures_are_over_prompts_and_not_over_repeats_or_turns():
+    speeds = [(10.0, 10.0, 90.0), (20.0, 20.0, 20.0), (30.0, 1.0, 30.0)]
+    for turns in (0, 1):
+        found = [
+            measurement("ar", speed, prompt, repeat=number * (1 - turns), turn=number * turns)
+            for prompt, each in enumerate(speeds)
+            for number, speed in enumerate(each)
+        ]
+        (row,) = rows(found, ["ar"])
 
-    (row,) = rows(found, ["ar"])
-
-    assert (row.tokens_per_second, row.quartiles) == (20.0, (15.0, 25.0))
-    assert len(row.generations) == 9
+        assert (row.tokens_per_second, row.quartiles, len(row.generations)) == (20.0, (15.0, 25.0), 9)
 
 
-def test_a_ratio_is_the_median_over_prompts_with_its_interval():
-    found = rows(_run(), _NAMES)
+def test_a_ratio_is_the_median_over_prompts_with_its_interval_to_each_line_of_the_baseline_at_its_best():
+    adaptive = _row(rows(_run(), _NAMES), "adaptive")
 
-    adaptive = _row(found, "adaptive")
-
+    assert adaptive.ratios.keys() == {"mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar"}
     assert adaptive.best_baseline == "mlx-lm K=2"
     assert adaptive.over_best == adaptive.ratios["mlx-lm K=2"]
     for ratio in adaptive.ratios.values():
@@ -84,39 +94,29 @@ def test_a_ratio_is_the_median_over_prompts_with_its_interval():
     assert adaptive.ratios["mlx-lm K=2"].median == pytest.approx(1.6 / 1.3, rel=0.03)
 
 
-def test_each_line_of_the_baseline_is_compared_with_its_best_number_of_draft_tokens():
-    assert set(_row(rows(_run(), _NAMES), "ar").ratios) == {"mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar"}
-
-
 def test_the_baseline_is_mlx_lm_on_all_cores_at_its_best_and_no_other_line():
-    speeds = {"mlx-lm": 20.0, "mlx-lm K=2": 10.0, "mlx-lm, target's cores": 90.0, "ar": 30.0}
-    found = [measurement(name, speed, prompt) for name, speed in speeds.items() for prompt in range(2)]
-    ar = _row(rows(found, list(speeds)), "ar")
+    speeds = {"mlx-lm": [20.0] * 2, "mlx-lm K=2": [10.0] * 2, "mlx-lm, target's cores": [90.0] * 2, "ar": [30.0] * 2}
+    ar = _row(rows(_by_prompt(speeds), list(speeds)), "ar")
 
-    assert ar.best_baseline == "mlx-lm"
-    assert ar.over_best == (1.5, None)
+    assert (ar.best_baseline, ar.over_best) == ("mlx-lm", (1.5, None))
 
 
 def test_ratios_are_medians_over_pairs_and_not_ratios_of_medians():
-    speeds = {"mlx-lm": (10.0, 100.0, 30.0), "ar": (20.0, 50.0, 90.0)}
-    found = [measurement(name, speed, prompt) for name, each in speeds.items() for prompt, speed in enumerate(each)]
+    found = _by_prompt({"mlx-lm": (10.0, 100.0, 30.0), "ar": (20.0, 50.0, 90.0)})
     ar = _row(rows(found, ["mlx-lm", "ar"]), "ar")
 
     assert {name: ratio.median for name, ratio in ar.ratios.items()} == {"mlx-lm": 2.0, "ar": 1.0}
 
 
 def test_the_best_baseline_has_the_highest_median_at_each_temperature_and_not_the_fastest_generation():
-    speeds = {"mlx-lm K=1": (20.0, 21.0, 22.0), "mlx-lm K=2": (10.0, 12.0, 90.0), "ar": (30.0, 30.0, 30.0)}
-    swapped = {"mlx-lm K=1": speeds["mlx-lm K=2"], "mlx-lm K=2": speeds["mlx-lm K=1"], "ar": speeds["ar"]}
+    one, two, ar = (20.0, 21.0, 22.0), (10.0, 12.0, 90.0), (30.0, 30.0, 30.0)
     found = [
-        measurement(name, speed, prompt, temperature=temperature)
-        for temperature, by_name in ((0.0, speeds), (1.0, swapped))
-        for name, each in by_name.items()
-        for prompt, speed in enumerate(each)
+        *_by_prompt({"mlx-lm K=1": one, "mlx-lm K=2": two, "ar": ar}, 0.0),
+        *_by_prompt({"mlx-lm K=1": two, "mlx-lm K=2": one, "ar": ar}, 1.0),
     ]
+    found = rows(found, ["mlx-lm K=1", "mlx-lm K=2", "ar"])
 
-    bests = [row.best_baseline for row in rows(found, list(speeds)) if row.contender == "ar"]
-    assert bests == ["mlx-lm K=1", "mlx-lm K=2"]
+    assert [row.best_baseline for row in found if row.contender == "ar"] == ["mlx-lm K=1", "mlx-lm K=2"]
 
 
 def test_the_turns_of_a_prompt_are_one_run_of_tokens_and_seconds():
@@ -135,7 +135,6 @@ def test_latencies_are_medians_of_first_tokens_and_percentiles_of_all_gaps():
         measurement("ar", 1.0, 0, arrivals=(0.1, 0.2, 0.3)),
         measurement("ar", 1.0, 1, arrivals=(0.3, 0.3, 0.8, 1.8)),
     ]
-
     (row,) = rows(found, ["ar"])
 
     assert (row.median("time_to_first_token"), row.median("total_time")) == (pytest.approx(0.2), pytest.approx(1.05))
@@ -153,51 +152,34 @@ def test_a_contender_without_arrivals_or_with_another_prefill_has_no_time_to_its
     assert (row.inter_token(0.95) is None) == (not figures)
 
 
-def test_the_rows_of_a_category_are_those_of_its_prompts_alone():
+def test_the_rows_of_a_category_are_those_of_its_prompts_alone_and_only_if_there_are_categories():
     found = _run()
     alone = rows([one for one in found if one.setting.category == "code"], _NAMES)
 
     assert rows_by_category(found, _NAMES)["code"] == alone
-
-
-def test_no_category_chooses_a_baseline_of_its_own():
-    names = ["mlx-lm K=1", "mlx-lm K=2", "ar"]
-    speeds = {"mlx-lm K=1": (10.0, 30.0, 30.0), "mlx-lm K=2": (20.0, 20.0, 20.0), "ar": (20.0, 20.0, 20.0)}
-    found = [
-        measurement(name, speed, prompt, category="code" if prompt == 0 else "chat")
-        for name in names
-        for prompt, speed in enumerate(speeds[name])
-    ]
-
-    code = rows_by_category(found, names)["code"]
-
-    assert _row(code, "ar").best_baseline == "mlx-lm K=1"
-    assert _row(code, "ar").over_best == (2.0, None)
-
-
-def test_prompts_without_categories_have_no_rows_by_category():
     assert rows_by_category([measurement("ar", 1.0)], ["ar"]) == {}
 
 
-def test_the_table_has_the_best_k_of_each_line():
-    best = best_of_each_line(rows(_run(), _NAMES))
+def test_no_category_chooses_a_baseline_of_its_own():
+    speeds = {"mlx-lm K=1": (10.0, 30.0, 30.0), "mlx-lm K=2": (20.0, 20.0, 20.0), "ar": (20.0, 20.0, 20.0)}
+    ar = _row(rows_by_category(_by_prompt(speeds), list(speeds))["code"], "ar")
 
-    assert [row.contender for row in best] == [
-        *("mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "adaptive")
-    ]
+    assert (ar.best_baseline, ar.over_best) == ("mlx-lm K=1", (2.0, None))
 
 
-def test_a_wrong_or_invalid_contender_is_always_shown_and_never_the_best_of_its_line():
+def test_the_table_has_the_best_k_of_each_line_and_all_that_is_wrong_or_invalid():
     found = [
         measurement("sd K=1", 10.0),
         measurement("sd K=2", 20.0, tokens=(3, 4)),
         measurement("sd K=3", 15.0, pace=pace(50)),
+        measurement("sd K=4", 5.0),
     ]
+    best = best_of_each_line(rows(found, [f"sd K={count}" for count in range(1, 5)]))
 
-    best = best_of_each_line(rows(found, ["sd K=1", "sd K=2", "sd K=3"]))
-
-    assert [row.contender for row in best] == ["sd K=1", "sd K=2", "sd K=3"]
-    assert [row.valid for row in best] == [True, False, False]
+    assert [(row.contender, row.valid) for row in best] == [("sd K=1", True), ("sd K=2", False), ("sd K=3", False)]
+    assert [row.contender for row in best_of_each_line(rows(_run(), _NAMES))] == [
+        *("mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "adaptive")
+    ]
 
 
 def test_many_categories_with_long_names_fit_into_128_columns():
@@ -208,7 +190,6 @@ def test_many_categories_with_long_names_fit_into_128_columns():
         for name in names
         for prompt, category in enumerate(categories)
     ]
-
     lines = _shown(rows(found, names), rows_by_category(found, names)).splitlines()
 
     assert max(map(len, lines)) <= 128
@@ -219,13 +200,11 @@ def test_many_categories_with_long_names_fit_into_128_columns():
 def test_json_has_every_contender_and_category_with_intervals_by_name():
     found = _run()
     by_category = rows_by_category(found, _NAMES)
-
     values = json.loads(json_text(findings(rows(found, _NAMES), bench_plan(), 9, by_category)))
 
     assert [row["contender"] for row in values["results"]] == _NAMES
-    assert {name: len(group) for name, group in values["by_category"].items()} == dict.fromkeys(
-        _CATEGORIES, len(_NAMES)
-    )
+    groups = {name: len(group) for name, group in values["by_category"].items()}
+    assert groups == dict.fromkeys(_CATEGORIES, len(_NAMES))
     adaptive = values["results"][-1]
     assert adaptive["quartiles"]["low"] <= adaptive["tokens_per_second"] <= adaptive["quartiles"]["high"]
     ratio = adaptive["ratios"]["mlx-lm K=2"]
@@ -236,37 +215,30 @@ def test_json_has_every_contender_and_category_with_intervals_by_name():
 # Contenders that are wrong, or too slow --------------------------------------------------------------
 
 
-def test_overruns_are_counted_over_all_forwards_of_a_contender():
+def test_overruns_are_counted_over_all_forwards_and_reported_as_invalid():
     overruns = {"ar": (0, 0, 3), "adaptive": (1, 1, 2)}
-    found = [
-        measurement(name, 9.0, n, pace=pace(each)) for name, many in overruns.items() for n, each in enumerate(many)
+    found = rows(
+        [measurement(name, 9.0, n, pace=pace(each)) for name, many in overruns.items() for n, each in enumerate(many)],
+        ["ar", "adaptive"],
+    )
+    told = findings(found, bench_plan(), prompts=1)
+
+    assert [(row.overruns, row.representative) for row in found] == [
+        (pytest.approx(0.01), True),
+        (pytest.approx(4 / 300), False),
     ]
-
-    ar, adaptive = rows(found, ["ar", "adaptive"])
-
-    assert (ar.overruns, ar.representative) == (pytest.approx(0.01), True)
-    assert (adaptive.overruns, adaptive.representative) == (pytest.approx(4 / 300), False)
-    assert adaptive.median("stretch") == 0.001
-
-
-def test_a_run_that_overran_is_reported_as_invalid():
-    figures = rows([measurement("ar", 10.0, pace=pace(2)), measurement("adaptive", 1.0)], ["ar", "adaptive"])
-
-    found = findings(figures, bench_plan(), prompts=1)
-
-    (sentence,) = complaints(found, "warn")
-    assert sentence.startswith("ar at temperature 0: invalid: 2.0% of its forwards took longer")
-    assert found.figures["representative"] is False
+    assert found[1].median("stretch") == 0.001
+    (sentence,) = complaints(told, "warn")
+    assert sentence.startswith("adaptive at temperature 0: invalid: 1.3% of its forwards took longer")
+    assert told.figures["representative"] is False
 
 
 def test_a_wrong_contender_is_shown_and_drawn_without_a_speed():
     found = [measurement("mlx-lm", 123.0), measurement("ar", 456.0, tokens=(1, 3))]
     told = findings(rows(found, ["mlx-lm", "ar"]), bench_plan(), prompts=1)
-
     text = shown(told, width=100)
-    assert "123.0" in text
-    assert "456" not in text
-    assert "WRONG" in text
+
+    assert [words in text for words in ("123.0", "WRONG", "456")] == [True, True, False]
     assert complaints(told) == ["ar at temperature 0: 1 of 1 generations differ from the reference"]
     assert told.figures["exact"] is False
     assert [bar.mark for bar in told.panels[0].bars] == ["", "WRONG"]
@@ -282,7 +254,6 @@ def test_the_legend_explains_what_is_shown_alone():
 def test_a_bench_can_be_drawn_a_panel_a_temperature(tmp_path: Path):
     figures = rows([measurement(name, 10.0, temperature=heat) for name in _NAMES for heat in (0.0, 1.0)], _NAMES)
     found = findings(figures, bench_plan(), prompts=1)
-
     picture(found, tmp_path / "bench.png")
 
     assert [panel.title for panel in found.panels] == ["temperature 0", "temperature 1"]
@@ -299,20 +270,16 @@ def _ratios(count: int, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("count", [6, 7, 33, 198])
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_an_interval_contains_the_median_of_the_ratios(count: int, seed: int):
-    ratios = _ratios(count, seed)
-
-    low, high = bootstrap_interval(ratios)
-
-    assert min(ratios) <= low <= median(ratios) <= high <= max(ratios)
+def test_an_interval_contains_the_median_of_the_ratios(count: int):
+    for ratios in (_ratios(count, seed) for seed in (1, 2, 3)):
+        low, high = bootstrap_interval(ratios)
+        assert min(ratios) <= low <= median(ratios) <= high <= max(ratios)
 
 
 def test_a_shuffled_pairing_widens_the_interval():
     random = np.random.default_rng(7)
     baseline = random.uniform(20.0, 80.0, 40)
     ours = 1.3 * baseline * random.uniform(0.97, 1.03, 40)
-
     paired, shuffled = (
         bootstrap_interval((ours / other).tolist()) for other in (baseline, random.permutation(baseline))
     )
@@ -321,47 +288,30 @@ def test_a_shuffled_pairing_widens_the_interval():
 
 
 def test_95_of_100_intervals_contain_the_median_of_the_population():
-    population = np.exp(0.2)
     intervals = [bootstrap_interval(_ratios(33, seed)) for seed in range(200)]
-
-    covered = sum(interval.low <= population <= interval.high for interval in intervals)
+    covered = sum(interval.low <= np.exp(0.2) <= interval.high for interval in intervals)
 
     assert 0.90 <= covered / len(intervals) <= 0.99
 
 
-def test_a_ratio_of_few_prompts_has_no_interval():
-    ratios = dict(enumerate(_ratios(FEWEST_PROMPTS, seed=9)))
+@pytest.mark.parametrize(("count", "known"), [(FEWEST_PROMPTS, True), (FEWEST_PROMPTS - 1, False)])
+def test_a_ratio_of_few_prompts_has_no_interval(count: int, known: bool):
+    found = paired_ratio(dict(enumerate(_ratios(count, seed=9))))
 
-    whole, fewer = paired_ratio(ratios), paired_ratio({prompt: ratios[prompt] for prompt in range(FEWEST_PROMPTS - 1)})
-
-    assert whole is not None
-    assert whole.interval is not None
-    assert fewer is not None
-    assert fewer.interval is None
+    assert found is not None
+    assert (found.interval is not None) == known
     assert paired_ratio({}) is None
 
 
-def test_repeats_of_a_prompt_count_once():
-    values = [(0, 1.0), (0, 2.0), (0, 9.0), (1, 5.0)]
-
-    assert medians_by_prompt(values) == {0: 2.0, 1: 5.0}
-
-
-def test_half_of_the_values_are_between_the_quartiles():
+def test_half_of_the_values_are_between_the_quartiles_and_a_percentile_is_above_its_share():
     assert quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 4.0)
     assert quartiles([3.0]) == (3.0, 3.0)
-
-
-def test_tokens_of_a_burst_arrive_at_once():
-    near = BURST_SECONDS / 10
-
-    assert gaps([1.0, 1.0, 1.0 + near, 1.5, 1.5 + near, 1.7]) == pytest.approx([0.5, 0.2], abs=3 * near)
-
-
-def test_one_token_has_no_gap():
-    assert gaps([1.0]) == gaps([]) == []
+    assert percentile(list(range(101)), 0.95) == 95.0
     assert percentile([], 0.95) is None
 
 
-def test_a_percentile_is_above_its_share_of_the_values():
-    assert percentile(list(range(101)), 0.95) == 95.0
+def test_tokens_of_a_burst_arrive_at_once_and_one_token_has_no_gap():
+    near = BURST_SECONDS / 10
+
+    assert gaps([1.0, 1.0, 1.0 + near, 1.5, 1.5 + near, 1.7]) == pytest.approx([0.5, 0.2], abs=3 * near)
+    assert gaps([1.0]) == gaps([]) == []

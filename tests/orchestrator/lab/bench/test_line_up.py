@@ -29,24 +29,22 @@ def names(plan: BenchPlan) -> list[str]:
     return [contender_name(entry.line, count) for entry in entries(plan) for count in entry.draft_tokens]
 
 
-def test_chains_are_measured_at_every_k_and_nothing_else_is():
-    assert names(plan("ar,ssd,adaptive")) == ["ar", "ssd K=1", "ssd K=2", "ssd K=4", "adaptive", *CONTROLS]
-    assert names(plan("ssd", draft_tokens="0")) == ["ssd", *CONTROLS]
-
-
-@pytest.mark.parametrize("pace", [None, "m4-16gb-qwen2.5-3b"])
-def test_a_comparison_of_drafts_has_a_blind_one_and_prompt_lookup(pace: str | None):
-    one_device = ["adaptive, one device"] if pace else []
-    assert names(plan("adaptive", pace=pace)) == ["adaptive", *one_device, *CONTROLS]
-    assert names(plan("ar", pace=pace)) == ["ar"]
-
-
-def test_without_controls_there_are_the_named_strategies_alone():
-    assert names(plan("ar,adaptive", controls=False)) == ["ar", "adaptive"]
-
-
-def test_a_line_is_measured_once():
-    assert names(plan("lookup")) == ["lookup", "adaptive, no lookup", "random draft"]
+@pytest.mark.parametrize(
+    ("strategies", "options", "lines"),
+    [
+        ("ar,ssd,adaptive", {}, ["ar", "ssd K=1", "ssd K=2", "ssd K=4", "adaptive", *CONTROLS]),
+        ("ssd", {"draft_tokens": "0"}, ["ssd", *CONTROLS]),
+        ("adaptive", {}, ["adaptive", *CONTROLS]),
+        ("adaptive", {"pace": "m4-16gb-qwen2.5-3b"}, ["adaptive", "adaptive, one device", *CONTROLS]),
+        ("ar", {}, ["ar"]),
+        ("ar,adaptive", {"controls": False}, ["ar", "adaptive"]),
+        ("lookup", {}, ["lookup", "adaptive, no lookup", "random draft"]),
+    ],
+)
+def test_chains_are_measured_at_every_k_and_a_comparison_of_drafts_has_controls(
+    strategies: str, options: dict, lines: list[str]
+):
+    assert names(plan(strategies, **options)) == lines
 
 
 def test_a_trained_drafter_takes_the_place_of_the_draft_by_the_engine_of_its_kind(tmp_path: Path):
@@ -69,10 +67,10 @@ def test_the_controls_are_adaptive_with_one_thing_changed():
     assert lookup.draft is None
 
 
-@pytest.mark.parametrize("name", ["ar", "adaptive, no lookup", "mlx-lm, target's cores"])
 @pytest.mark.parametrize("count", [None, 1, 12])
-def test_a_name_tells_its_line_and_its_k(name: str, count: int | None):
-    assert line_and_draft_tokens(contender_name(name, count)) == (name, count)
+def test_a_name_tells_its_line_and_its_k(count: int | None):
+    for name in ("ar", "adaptive, no lookup", "mlx-lm, target's cores"):
+        assert line_and_draft_tokens(contender_name(name, count)) == (name, count)
 
 
 def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path):
@@ -94,6 +92,5 @@ def test_a_draft_in_core_ml_is_a_line_of_its_own_if_it_is_asked_for():
     with_it = replace(plan("ar,adaptive"), core_ml_draft=True)
     (line,) = (entry for entry in entries(with_it) if entry not in list(entries(plan("ar,adaptive"))))
 
-    assert line.line == "adaptive, Core ML draft"
-    assert line.settings(PAIR).draft_engine == "coreml"
-    assert line.settings(PAIR).strategy == "adaptive"
+    settings = line.settings(PAIR)
+    assert (line.line, settings.strategy, settings.draft_engine) == ("adaptive, Core ML draft", "adaptive", "coreml")

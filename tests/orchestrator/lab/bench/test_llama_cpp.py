@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model.gguf"
 
 
-def _opened(stack: ExitStack, target: Path | None, absent: dict[str, str]) -> list[LlamaCppContender]:
-    name = None if target is None else str(target)
-    return open_llama_cpp(name, DEMO_TARGET, stack, lambda _: None, absent.__setitem__)
+@contextmanager
+def opened(target: Path | None) -> Iterator[tuple[list[LlamaCppContender], dict[str, str]]]:
+    """The contenders, and why others are absent."""
+    absent: dict[str, str] = {}
+    with ExitStack() as stack:
+        name = None if target is None else str(target)
+        yield open_llama_cpp(name, DEMO_TARGET, stack, lambda _: None, absent.__setitem__), absent
 
 
 def _listens(port: int) -> bool:
@@ -46,23 +51,19 @@ def _listens(port: int) -> bool:
 
 
 def test_its_speed_is_by_its_own_clock_from_the_prompts_last_token(file: Path):
-    absent: dict[str, str] = {}
-    with ExitStack() as stack:
-        plain, *_ = _opened(stack, file, absent)
+    with opened(file) as ((plain, *_), absent):
         generation = plain.generate(_TASK)
 
     assert (plain.name, absent) == ("llama.cpp", {})
-    assert generation.tokens_per_second == pytest.approx(5.0)
-    assert generation.tokens_per_round == pytest.approx(5 / 3)
+    assert (generation.tokens_per_second, generation.tokens_per_round) == (pytest.approx(5.0), pytest.approx(5 / 3))
     assert generation.tokens == (1, 2, 3, 4, 5)
     assert generation.time_to_first_token == generation.arrivals[0] <= generation.arrivals[-1] == generation.total_time
 
 
 def test_what_its_version_lacks_is_named_and_the_rest_runs(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_LLAMA", "ngram-map-k")
-    absent: dict[str, str] = {}
-    with ExitStack() as stack:
-        names = [contender.name for contender in _opened(stack, file, absent)]
+    with opened(file) as (contenders, absent):
+        names = [contender.name for contender in contenders]
 
     assert absent.keys() == {"llama.cpp ngram-map-k"}
     assert "invalid argument: ngram-map-k" in absent["llama.cpp ngram-map-k"]
@@ -70,11 +71,10 @@ def test_what_its_version_lacks_is_named_and_the_rest_runs(file: Path, monkeypat
 
 
 def test_no_server_is_left_and_one_that_ended_is_an_error(file: Path):
-    with ExitStack() as stack:
-        contenders = _opened(stack, file, {})
+    with opened(file) as (contenders, _):
+        pass
 
-    for contender in contenders:
-        assert not _listens(contender.port)
+    assert not any(_listens(contender.port) for contender in contenders)
     with pytest.raises(PipelineError, match=r"llama\.cpp gave no answer"):
         contenders[0].generate(_TASK)
 
@@ -102,34 +102,26 @@ with ExitStack() as stack:
 
 
 def test_without_the_program_or_the_file_it_is_named_with_the_reason(file: Path, monkeypatch: pytest.MonkeyPatch):
-    absent: dict[str, str] = {}
-    with ExitStack() as stack:
-        assert _opened(stack, DEMO_TARGET, absent) == []
-        assert "--target FILE.gguf" in absent.pop("llama.cpp")
-        monkeypatch.setattr(shutil, "which", lambda _: None)
-        assert _opened(stack, file, absent) == []
+    with opened(DEMO_TARGET) as found:
+        assert found[0] == []
+        assert "--target FILE.gguf" in found[1]["llama.cpp"]
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with opened(file) as found:
+        assert found[0] == []
+        assert "there is no llama-server on the PATH" in found[1]["llama.cpp"]
 
-    assert "there is no llama-server on the PATH" in absent["llama.cpp"]
 
-
-def test_a_target_s_file_is_the_one_that_its_name_means(tmp_path: Path):
-    (tmp_path / "one").mkdir()
-    file = tmp_path / "one" / "model.gguf"
-    file.touch()
-
+def test_a_target_s_file_is_the_one_that_its_name_means(file: Path):
     assert gguf_file(str(file)) == gguf_file(str(file.parent)) == file.resolve()
     assert gguf_file(str(DEMO_TARGET)) is gguf_file("Qwen/Qwen2.5-1.5B") is gguf_file("") is None
 
 
 def test_its_tokens_are_not_compared_and_its_speed_is():
     other = measurement("llama.cpp", 40.0, tokens=(9, 9)).generation
-    found = [
-        measurement("mlx-lm", 10.0),
-        Measurement(Setting(0, 0, 0.0), "llama.cpp", LlamaCppContender.family, other),
-    ]
+    rival = Measurement(Setting(0, 0, 0.0), "llama.cpp", LlamaCppContender.family, other)
+    found, names = [measurement("mlx-lm", 10.0), rival], ["mlx-lm", "llama.cpp"]
+    row = rows(found, names)[1]
 
-    row = rows(found, ["mlx-lm", "llama.cpp"])[1]
-
-    assert not is_checked(found[1])
-    assert deviating(found, ["mlx-lm", "llama.cpp"]) == []
+    assert not is_checked(rival)
+    assert deviating(found, names) == []
     assert (row.rival, row.checked, row.ratios["mlx-lm"].median) == (True, 0, 4.0)

@@ -71,23 +71,19 @@ def test_texts_are_recorded_once_and_kept_by_target_and_requests():
 
 
 @pytest.mark.thorough
-def test_a_recording_that_stops_leaves_no_texts():
+def test_a_recording_that_stops_leaves_no_texts_and_damaged_ones_are_refused_with_their_path():
     def stop(_: str) -> None:
         raise KeyboardInterrupt
 
+    plan, requests = _plan(repeats=1), _requests()[:1]
     with pytest.raises(KeyboardInterrupt):
-        recorded(_plan(), _requests(), stop)
-
+        recorded(plan, requests, stop)
     assert [path for path in (cache_folder() / "recorded-texts").iterdir() if path.suffix != ".lock"] == []
 
-
-@pytest.mark.thorough
-def test_damaged_texts_are_refused_with_their_path():
-    path = recorded(_plan(repeats=1), _requests()[:1], lambda _: None)
+    path = recorded(plan, requests, lambda _: None)
     path.write_bytes(path.read_bytes()[:-20])
-
     with pytest.raises(InputError, match=r"texts\.jsonl can't be replayed .*: delete the file and record again"):
-        recorded(_plan(repeats=1), _requests()[:1], lambda _: None)
+        recorded(plan, requests, lambda _: None)
 
 
 @pytest.mark.thorough

@@ -7,14 +7,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
 from orchestrator.lab.bench.contender import GenerationTask
-from orchestrator.lab.bench.requests import (
-    Served,
-    Throughput,
-    groups,
-    parse_requests,
-    rate,
-    throughput,
-)
+from orchestrator.lab.bench.requests import Served, Throughput, groups, parse_requests, rate, throughput
 from protocol.errors import InputError
 from tests.support.bench_measurements import generation
 
@@ -35,7 +28,6 @@ def test_tokens_are_counted_while_all_requests_are_decoded():
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_number_of_requests_has_the_same_texts(count: int):
     tasks = [GenerationTask((token,), 8, 0.0, 0) for token in range(4)]
-
     batches = groups(tasks, count)
 
     assert {len(batch) for batch in batches} == {count}

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.lab.bench import strategies
 from orchestrator.lab.bench.contender import BenchRequest, Deviation
 from orchestrator.lab.bench.strategies import gaps
-from orchestrator.lab.findings import Findings, Listener
+from orchestrator.lab.findings import Listener
 from orchestrator.lab.forwards import TIE
 from tests.support.bench_measurements import bench_plan, measurement
 from tests.support.paths import DEMO_TARGET
@@ -14,8 +14,23 @@ NAMES = ["mlx-lm", "ar", "adaptive"]
 PROMPT = (5, 9, 2, 33)
 
 
-def found(monkeypatch: pytest.MonkeyPatch, *told: float, gpu: bool = True) -> Findings:
-    """Of a bench whose `adaptive` differs in two of three texts, at these gaps."""
+@pytest.mark.parametrize(
+    ("told", "gpu", "status", "text"),
+    [
+        (
+            (0.01, 0.25),
+            True,
+            "warn",
+            "2 of 3 generations part from the reference at near-ties, the widest of which is 0.25 ",
+        ),
+        ((0.01, 2 * TIE), True, "fail", "1 of 3 generations differ from the reference, and 1 more"),
+        ((), False, "fail", "2 of 3 generations differ from the reference"),
+    ],
+    ids=["near-ties are a warning with their gap", "one real difference", "on a processor every difference is one"],
+)
+def test_a_bench_whose_adaptive_differs_in_two_of_three_texts(
+    told: tuple[float, ...], gpu: bool, status: str, text: str, monkeypatch: pytest.MonkeyPatch
+):
     wrong = [measurement("adaptive", 1.0, prompt, tokens=(1, 3)) for prompt in (0, 1)]
     right = [measurement(name, 1.0, prompt) for prompt in range(3) for name in NAMES[:2]]
     requests = [BenchRequest(PROMPT, prompt) for prompt in range(3)]
@@ -24,34 +39,13 @@ def found(monkeypatch: pytest.MonkeyPatch, *told: float, gpu: bool = True) -> Fi
     monkeypatch.setattr(strategies, "run", lambda *_: measured)
     monkeypatch.setattr(strategies, "computes_on_gpu", lambda: gpu)
     monkeypatch.setattr(strategies, "gaps", lambda *_: list(told))
-    return strategies.measure(bench_plan(target=str(DEMO_TARGET), temperature=(0.0,)), [], Listener())
+    findings = strategies.measure(bench_plan(target=str(DEMO_TARGET), temperature=(0.0,)), [], Listener())
 
-
-def statuses(findings: Findings) -> dict[str, str]:
-    return {check.name.partition(" at ")[0]: check.status for check in findings.checks}
-
-
-def test_texts_that_part_at_near_ties_are_a_warning_with_their_gap(monkeypatch: pytest.MonkeyPatch):
-    findings = found(monkeypatch, 0.01, 0.25)
-
-    assert statuses(findings) == {"mlx-lm": "ok", "ar": "ok", "adaptive": "warn"}
-    assert findings.good
-    (warning,) = (check.text for check in findings.checks if check.status == "warn")
-    assert "2 of 3 generations part from the reference at near-ties" in warning
-    assert "0.25 standard deviations" in warning
-
-
-def test_one_real_difference_among_them_is_a_failure(monkeypatch: pytest.MonkeyPatch):
-    findings = found(monkeypatch, 0.01, 2 * TIE)
-
-    assert statuses(findings)["adaptive"] == "fail"
-    assert not findings.good
-    (failure,) = (check.text for check in findings.checks if check.status == "fail")
-    assert failure.startswith("1 of 3 generations differ from the reference, and 1 more")
-
-
-def test_on_a_processor_every_difference_is_one(monkeypatch: pytest.MonkeyPatch):
-    assert statuses(found(monkeypatch, gpu=False))["adaptive"] == "fail"
+    statuses = {check.name.partition(" at ")[0]: check.status for check in findings.checks}
+    assert statuses == {"mlx-lm": "ok", "ar": "ok", "adaptive": status}
+    assert findings.good == (status == "warn")
+    (complaint,) = (check.text for check in findings.checks if check.status == status)
+    assert complaint.startswith(text)
 
 
 def test_a_process_of_its_own_measures_them():

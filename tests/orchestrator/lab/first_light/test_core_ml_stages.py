@@ -1,7 +1,9 @@
 """Laws of stages that measure Core ML beside MLX: what Core ML can't do is a note, and MLX is measured all the same."""
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light import devices, pipelines
 from orchestrator.lab.first_light.pipelines import plan
 from orchestrator.lab.first_light.stages import Asked, LightSettings, stage_names
-from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.contracts.coreml import FOLDER_MODEL, EngineVerdict, ExaminedSystem
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -48,6 +50,13 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return measured
 
 
+def refusing(error: BaseException):
+    def refuse(*_: object) -> Path:
+        raise error
+
+    return refuse
+
+
 def titles(found: Findings) -> list[str]:
     return [table.title for table in found.tables]
 
@@ -59,45 +68,31 @@ def test_the_overlap_with_core_ml_is_told_first_and_measured_last(engines: list[
     assert titles(found) == ["Target on the GPU, draft in Core ML", "Both on the GPU"]
 
 
-@pytest.mark.parametrize("error", [InputError("Sliding windows can't be converted."), PipelineError(REASON)])
-def test_an_overlap_without_core_ml_is_a_note(monkeypatch: pytest.MonkeyPatch, engines: list[str], error: Exception):
-    def refused(*_: object) -> Path:
-        raise error
-
-    monkeypatch.setattr(devices, "converted_draft", refused)
-    found = devices.overlap(ASKED)
+@pytest.mark.parametrize(
+    "error", [InputError("Sliding windows can't be converted."), PipelineError(REASON), KeyboardInterrupt()], ids=repr
+)
+def test_an_overlap_without_core_ml_is_a_note_and_what_was_measured_before_is_kept(
+    monkeypatch: pytest.MonkeyPatch, engines: list[str], error: BaseException
+):
+    found: list[Findings] = []
+    monkeypatch.setattr(devices, "converted_draft", refusing(error))
+    with suppress(KeyboardInterrupt):
+        found.append(devices.overlap(ASKED._replace(so_far=found.append)))
 
     assert engines == ["mlx"]
-    assert titles(found) == ["Both on the GPU"]
-    assert any(str(error) in note for note in found.notes)
-
-
-def test_what_is_measured_before_core_ml_is_kept_if_its_load_does_not_end(
-    monkeypatch: pytest.MonkeyPatch, engines: list[str]
-):
-    so_far: list[Findings] = []
-
-    def ended(*_: object) -> Path:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(devices, "converted_draft", ended)
-    with pytest.raises(KeyboardInterrupt):
-        devices.overlap(ASKED._replace(so_far=so_far.append))
-
-    assert titles(so_far[-1]) == ["Both on the GPU"]
+    assert titles(found[-1]) == ["Both on the GPU"]
+    assert any(str(error) in note for note in found[-1].notes)
 
 
 # Profile -------------------------------------------------------------------------------------------
 
 
 def test_a_profile_has_the_draft_in_mlx_where_core_ml_fails(monkeypatch: pytest.MonkeyPatch):
-    def calibrate(target: None, draft: None, engine: str, **_: object) -> DeviceProfile:
-        if engine == "coreml":
-            raise PipelineError(REASON)
-        return load_profile("m3-pro-qwen3-4b")
-
+    mlx = load_profile("m3-pro-qwen3-4b")
     monkeypatch.setattr(devices, "has_neural_engine", lambda: True)
-    monkeypatch.setattr(devices, "calibrate", calibrate)
+    monkeypatch.setattr(
+        devices, "calibrate", lambda *models, **_: mlx if models[2] == "mlx" else refusing(PipelineError(REASON))()
+    )
     found = devices.profile(ASKED)
 
     assert REASON in found.notes[0]
@@ -140,32 +135,24 @@ def test_prompts_are_measured_without_core_ml_where_it_fails(monkeypatch: pytest
 PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)
 
 
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EngineVerdict]:
-    """What was found by examinations of the demo draft, which is converted; the last one counts."""
-    verdicts: list[EngineVerdict] = []
-    (tmp_path / FOLDER_MODEL).mkdir()
+@pytest.mark.parametrize(
+    ("converted", "choice", "line", "note"),
+    [
+        (True, None, False, "has not examined this one."),
+        (True, "mlx", False, "Its examination decided for MLX (the reason)."),
+        (True, "coreml", True, ""),
+        (False, "coreml", False, "has not examined this one."),
+    ],
+)
+def test_a_draft_is_a_line_of_the_bench_if_it_passed_its_examination(
+    converted: bool, choice: Any, line: bool, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    verdict = choice and EngineVerdict(place=PLACE, choice=choice, reason="the reason")
+    if converted:
+        (tmp_path / FOLDER_MODEL).mkdir()
     monkeypatch.setattr(pipelines, "conversion_of", lambda _: tmp_path)
     monkeypatch.setattr(pipelines, "place_of", lambda _: PLACE)
-    monkeypatch.setattr(pipelines, "recorded", lambda _: verdicts[-1] if verdicts else None)
-    return verdicts
+    monkeypatch.setattr(pipelines, "recorded", lambda _: verdict)
+    ours, told = pipelines.with_core_ml_draft(plan(), BenchModels(DEMO_TARGET, DEMO_DRAFT))
 
-
-def core_ml_line() -> tuple[bool, str]:
-    ours, note = pipelines.with_core_ml_draft(plan(), BenchModels(DEMO_TARGET, DEMO_DRAFT))
-    return ours.core_ml_draft, note
-
-
-def test_a_draft_is_a_line_of_the_bench_if_it_passed_its_examination(known: list[EngineVerdict], tmp_path: Path):
-    unexamined = core_ml_line()
-    known.append(EngineVerdict(place=PLACE, choice="mlx", reason="its logits are wrong"))
-    failed = core_ml_line()
-    known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
-    passed = core_ml_line()
-    (tmp_path / FOLDER_MODEL).rmdir()
-
-    assert not unexamined[0]
-    assert "has not examined" in unexamined[1]
-    assert failed == (False, "A draft in Core ML: not here. Its examination decided for MLX (its logits are wrong).")
-    assert passed == (True, "")
-    assert core_ml_line() == unexamined
+    assert (ours.core_ml_draft, told.endswith(note), bool(told)) == (line, True, bool(note))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import LightReport, Run, StageReport
 from orchestrator.lab.first_light.run import Choice, lacking, run
 from orchestrator.lab.first_light.stage_process import RanStage, measurement, run_stage
-from orchestrator.lab.first_light.stages import STAGES, LightSettings, OnNotice, Stage, has_neural_engine
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, OnNotice, Stage, StageScreen, has_neural_engine
 from protocol.errors import InputError
 
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
@@ -30,27 +30,21 @@ ONE = Run(program="p 1", code="c1", machine=("chip",), options=("short: False",)
 
 
 class Runner:
-    """Runs stages on a clock of its own: each takes its estimate, unless a test says otherwise."""
+    """Runs stages on a clock of its own: each takes its estimate. `fails`: the reason of a stage by name."""
 
-    def __init__(
-        self, *, minutes: float | None = None, interrupted: str = "", failing: str = "", late: str = ""
-    ) -> None:
+    def __init__(self, *, interrupted: str = "", late: str = "", **fails: str) -> None:
         self.now = 0.0
         self.ran: list[tuple[str, float]] = []
-        self._minutes = minutes
-        self._interrupted = interrupted
-        self._failing = failing
-        self._late = late
+        self._interrupted, self._late, self._fails = interrupted, late, fails | ({late: "it was late"} if late else {})
 
     def __call__(self, stage: Stage, settings: LightSettings, seconds: float, notice: OnNotice, /) -> RanStage:
         if stage.name == self._interrupted:
             raise KeyboardInterrupt
         self.ran.append((stage.name, seconds))
-        self.now += 60 * (stage.minutes if self._minutes is None else self._minutes)
-        if stage.name == self._late:
-            return RanStage(StageReport(stage=stage.name, title="", status="failed", reason="it was late"), "", True)
-        if stage.name == self._failing:
-            return RanStage(StageReport(stage=stage.name, title="", status="failed", reason="it broke"), "last words")
+        self.now += 60 * stage.minutes
+        if reason := self._fails.get(stage.name):
+            failed = StageReport(stage=stage.name, title="", status="failed", reason=reason)
+            return RanStage(failed, "last words", stage.name == self._late)
         found = Findings(values=(Value("seven", 7.0),))
         return RanStage(StageReport(stage=stage.name, title=stage.title, status="done", findings=found), "")
 
@@ -59,42 +53,19 @@ class Runner:
         return [name for name, _ in self.ran]
 
 
-class Lines:
-    """A screen that remembers how stages ended."""
-
-    def __init__(self) -> None:
-        self.ends: list[tuple[str, str, bool]] = []
-
-    def began(self, stage: Stage, seconds_left: float) -> None: ...
-
-    def notice(self, words: str) -> None: ...
-
-    def ended(self, report: StageReport, known: bool) -> None:
-        self.ends.append((report.stage, report.status, known))
-
-
 def opened(path, run: Run = ONE, wanted=NAMES) -> LightFolder:
     return LightFolder.of(path / "light", run, Redactor(), wanted)
 
 
-def light(
-    folder: LightFolder,
-    runner: Runner,
-    choice: Choice = HOUR,
-    lacks=lambda *_: "",
-    screen: Lines | None = None,
-    stages: Sequence[Stage] = THREE,
-) -> LightReport:
-    return run(
-        folder,
-        LightSettings(),
-        choice,
-        screen or Lines(),
-        stages=stages,
-        run_one=runner,
-        lacks=lacks,
-        clock=lambda: runner.now,
-    )
+def light(folder: LightFolder, runner: Runner, choice: Choice = HOUR, lacks=lambda *_: "") -> LightReport:
+    given: dict[str, Any] = {"stages": THREE, "run_one": runner, "lacks": lacks, "clock": lambda: runner.now}
+    return run(folder, LightSettings(), choice, StageScreen(), **given)
+
+
+def interrupted(path, **runs: str) -> None:
+    """A run that ends at the second stage."""
+    with pytest.raises(KeyboardInterrupt):
+        light(opened(path), Runner(interrupted="two", **runs))
 
 
 def states(report: LightReport) -> dict[str, str]:
@@ -102,11 +73,9 @@ def states(report: LightReport) -> dict[str, str]:
 
 
 def test_an_interrupted_run_keeps_what_was_measured_and_the_next_start_measures_the_rest(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        light(opened(tmp_path), Runner(interrupted="two"))
+    interrupted(tmp_path)
     between = msgspec.json.decode((tmp_path / "light" / REPORT).read_bytes(), type=LightReport)
-    again = Runner()
-    folder = opened(tmp_path)
+    again, folder = Runner(), opened(tmp_path)
     report = light(folder, again)
 
     assert states(between) == {"one": "done", "two": "skipped", "three": "skipped"}
@@ -117,8 +86,7 @@ def test_an_interrupted_run_keeps_what_was_measured_and_the_next_start_measures_
 
 @pytest.mark.parametrize("field", ["code", "machine", "options"])
 def test_another_program_machine_or_option_begins_another_folder(tmp_path, field: str):
-    with pytest.raises(KeyboardInterrupt):
-        light(opened(tmp_path), Runner(interrupted="two"))
+    interrupted(tmp_path)
     value = "c2" if field == "code" else ("other",)
     other = opened(tmp_path, msgspec.structs.replace(ONE, **{field: value}))
 
@@ -141,7 +109,7 @@ def test_a_stage_that_no_longer_fits_is_skipped_and_told_and_measured_by_the_nex
 
 @pytest.mark.parametrize(
     ("runner", "reason"),
-    [(Runner(failing="two"), "it broke"), (Runner(late="two"), "it was late")],
+    [(Runner(two="it broke"), "it broke"), (Runner(late="two"), "it was late")],
     ids=["fails", "hangs"],
 )
 def test_a_stage_that_fails_is_a_finding_and_alone_measured_again_by_the_next_start(tmp_path, runner, reason: str):
@@ -159,8 +127,7 @@ def test_a_stage_that_fails_is_a_finding_and_alone_measured_again_by_the_next_st
 
 
 def test_a_stage_that_failed_before_is_the_last(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        light(opened(tmp_path), Runner(failing="one", interrupted="two"))
+    interrupted(tmp_path, one="it broke")
     again = Runner()
     report = light(opened(tmp_path), again)
 
@@ -227,20 +194,10 @@ def test_a_damaged_result_is_measured_again_and_a_damaged_folder_refused(tmp_pat
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
-def test_every_stage_has_its_measurements_and_time_for_them(stage: Stage):
+def test_every_stage_has_its_measurements_and_time_for_them_and_all_fit_into_an_hour(stage: Stage):
     assert callable(measurement(stage.name))
     assert 0 < stage.short_minutes <= stage.minutes + 1 < stage.limit
-
-
-def test_all_stages_together_fit_into_an_hour():
-    assert sum(stage.minutes for stage in STAGES) <= 55
-
-
-def test_what_a_machine_lacks_is_never_measured_on_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.platform", "linux")
-    needing = {stage.name: lacking(stage, LightSettings()) for stage in STAGES if stage.needs}
-
-    assert needing["neural-engine"] == "no Neural Engine with Core ML"
+    assert sum(each.minutes for each in STAGES) <= 55
 
 
 @pytest.mark.parametrize(
@@ -252,12 +209,14 @@ def test_what_a_machine_lacks_is_never_measured_on_it(monkeypatch: pytest.Monkey
         ("linux", "arm64", "9.0", False),
     ],
 )
-def test_a_neural_engine_is_looked_for_on_apple_silicon_with_core_ml(monkeypatch, system, processor, version, there):
+def test_a_neural_engine_is_needed_on_apple_silicon_with_core_ml(monkeypatch, system, processor, version, there):
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("os.uname", lambda: os.uname_result(("", "", "", "", processor)))
     monkeypatch.setattr("orchestrator.machine.hardware.installed_version", lambda _: version)
 
+    needing = next(stage for stage in STAGES if stage.name == "neural-engine")
     assert has_neural_engine() is there
+    assert lacking(needing, LightSettings()) == ("" if there else "no Neural Engine with Core ML")
 
 
 def test_a_crossover_is_where_one_stays_ahead():
@@ -281,26 +240,22 @@ def running() -> str:
     return "\n".join(line for line in listing.stdout.splitlines() if "fake_stage" in line and "waits" in line)
 
 
-def test_what_a_stage_finds_is_its_report_and_what_it_says_is_heard():
-    heard: list[str] = []
-    report = ran("good", notice=heard.append).report
-
-    assert (report.status, report.findings.values, heard) == ("done", (Value("seven", 7.0),), ["good has begun"])
-
-
 @pytest.mark.parametrize(
-    ("name", "reason", "found"),
+    ("name", "status", "reason", "found"),
     [
-        ("crashes", "its process ended by signal 11", ()),
-        ("quits", "its process ended with exit code 3", ()),
-        ("fails", "the compiler has had enough", ()),
-        ("fails late", "the compiler has had enough", ("one", "two")),
+        ("good", "done", "", Findings(values=(Value("seven", 7.0),))),
+        ("crashes", "failed", "its process ended by signal 11", Findings()),
+        ("quits", "failed", "its process ended with exit code 3", Findings()),
+        ("fails", "failed", "the compiler has had enough", Findings()),
+        ("fails late", "failed", "the compiler has had enough", Findings(notes=("one", "two"))),
     ],
 )
-def test_a_stage_that_breaks_is_told_with_the_reason_and_what_it_had_found(name: str, reason: str, found: tuple):
-    report = ran(name).report
+def test_a_stage_is_told_with_what_it_found_and_why_it_broke(name: str, status: str, reason: str, found: Findings):
+    heard: list[str] = []
+    report = ran(name, notice=heard.append).report
 
-    assert (report.status, report.reason, report.findings.notes) == ("failed", reason, found)
+    assert (report.status, report.reason, report.findings) == (status, reason, found)
+    assert heard == [f"{name} has begun"]
 
 
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):

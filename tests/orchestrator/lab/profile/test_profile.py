@@ -1,7 +1,6 @@
 """A profile of real processes: all files, consistent sums, and figures that agree with the pipeline's own."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.app import cli
-from orchestrator.lab.profile.figures import RequestProfile
 from orchestrator.lab.profile.measure import REPEATS, MeasuredRun, ProfileTask, measure
 from orchestrator.lab.profile.report import NAMES, write_files
 from orchestrator.lab.profile.run import load
@@ -32,22 +30,15 @@ def folder(measured: MeasuredRun, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-@pytest.fixture(params=[0, 1], ids=["T = 0", "T = 1"])
-def account(request: pytest.FixtureRequest, measured: MeasuredRun) -> RequestProfile:
-    return measured.profile.requests[request.param]
-
-
 def trace_of(folder: Path) -> Trace:
     return Trace.FromString((folder / "trace.perfetto-trace").read_bytes())
 
 
-def slices(trace: Trace, kind: int) -> Iterator[TrackEvent]:
-    return (packet.track_event for packet in trace.packet if packet.track_event.type == kind)
+@pytest.mark.parametrize("place", [0, 1], ids=["T = 0", "T = 1"])
+def test_replays_did_the_work_of_the_run_which_needs_no_notes(place: int, measured: MeasuredRun):
+    account = measured.profile.requests[place]
 
-
-def test_replays_did_the_work_of_the_run_which_needs_no_notes(account: RequestProfile, measured: MeasuredRun):
-    assert (account.draft_alone or 0.0) > 0.0
-    assert (account.target_alone or 0.0) > 0.0
+    assert min(account.draft_alone or 0.0, account.target_alone or 0.0) > 0.0
     assert account.repeats == REPEATS
     assert measured.profile.notes == ()
     assert measured.profile.clock_error is not None
@@ -80,7 +71,8 @@ def test_a_perfetto_trace_closes_every_slice_in_the_order_of_time(folder: Path):
 
 
 def test_every_arrow_leads_from_growth_to_a_verdict(folder: Path):
-    begins = list(slices(trace_of(folder), TrackEvent.TYPE_SLICE_BEGIN))
+    events = [packet.track_event for packet in trace_of(folder).packet]
+    begins = [event for event in events if event.type == TrackEvent.TYPE_SLICE_BEGIN]
     leaving = [(flow, event.name) for event in begins for flow in event.flow_ids]
     reaching = [(flow, event.name) for event in begins for flow in event.terminating_flow_ids]
 

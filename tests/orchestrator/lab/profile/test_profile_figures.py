@@ -159,28 +159,27 @@ def test_steps_are_used_if_they_led_to_an_accepted_token(traced: TracedRequest):
     assert [each.used for each in done] == [{FIRST}, {FIRST, SECOND, THIRD}, set()]
 
 
-def test_growth_behind_a_root_that_was_known_owes_nothing_to_the_guess_of_that_root():
-    late = [
-        grow(10, 1, ROOT, 10),
-        verify(20, 0, ROOT),
-        verdict(30, 0, (), 10),
-        grow(40, 2, A, 11),
-        verify(50, 1, A, 11),
-        verdict(60, 1, (B,), 12),
-    ]
+@pytest.mark.parametrize(
+    ("seen", "accepted_from", "used"),
+    [
+        (
+            (
+                *(grow(10, 1, ROOT, 10), verify(20, 0, ROOT), verdict(30, 0, (), 10)),
+                *(grow(40, 2, A, 11), verify(50, 1, A, 11), verdict(60, 1, (B,), 12)),
+            ),
+            [set(), {SECOND}],
+            [set(), {SECOND}],
+        ),
+        ((verify(20, 0, ROOT, 10), grow(25, 1, ROOT, 10), verdict(30, 0, (A,), 11)), [set()], [set()]),
+        ((*SEEN, verdict(900, 1, (C,), 50)), [{FIRST}, {THIRD}, set()], [{FIRST}, {FIRST, SECOND, THIRD}, set()]),
+    ],
+    ids=["a root that was known owes nothing to its guess", "others' guesses credit no step", "a verdict counts once"],
+)
+def test_growth_is_used_by_the_rounds_that_needed_it(seen: tuple, accepted_from: list, used: list):
+    done = rounds(seen)
 
-    assert [each.used for each in rounds(late)] == [set(), {SECOND}]
-
-
-def test_guesses_that_were_not_the_drafts_credit_no_step():
-    free = [verify(20, 0, ROOT, 10), grow(25, 1, ROOT, 10), verdict(30, 0, (A,), 11)]
-
-    (only,) = rounds(free)
-    assert (only.accepted_from, only.used) == (set(), set())
-
-
-def test_a_verdict_that_comes_twice_counts_once():
-    assert len(rounds([*SEEN, verdict(900, 1, (C,), 50)])) == 3
+    assert [each.accepted_from for each in done] == accepted_from
+    assert [each.used for each in done] == used
 
 
 def test_every_moment_of_the_draft_is_told_once(traced: TracedRequest):
@@ -191,16 +190,13 @@ def test_every_moment_of_the_draft_is_told_once(traced: TracedRequest):
     assert sum(time.values()) == total(traced.decode)
 
 
-def test_every_moment_of_the_target_is_told_once(traced: TracedRequest):
-    time = target_time(traced)
+def test_every_moment_of_the_target_is_told_once_and_it_waits_for_the_process_that_holds_the_request(
+    traced: TracedRequest,
+):
+    time, idle = target_time(traced), idle_by_cause(traced)
 
     assert (time["prefill"], time["verify"], time["tidy"]) == (90, 400, 10)
     assert sum(time.values()) == total(traced.all)
-
-
-def test_the_target_waits_for_the_process_that_holds_the_request(traced: TracedRequest):
-    idle = idle_by_cause(traced)
-
     assert idle == {
         "draft": [(215, 260), (620, 680)],
         "prefill": [],
@@ -216,21 +212,13 @@ def test_waiting_for_a_draft_that_still_reads_is_waiting_for_its_prefill(traced:
     assert (idle["prefill"], idle["draft"]) == ([(215, 230)], [(230, 260), (620, 680)])
 
 
-def test_time_alone_counts_the_part_inside(traced: TracedRequest):
-    life = RUN.lives[1]
-    twice_as_fast = WorkerLife(
-        life.worker, tuple(span._replace(end=span.begin + span.length // 2) for span in life.spans)
-    )
+def test_time_alone_counts_the_part_inside_and_is_not_known_of_a_replay_that_lacks_work():
+    target, draft = RUN.lives
+    fast = tuple(span._replace(end=span.begin + span.length // 2) for span in draft.spans)
 
     # TracedStep 1 lies in the window with 40 of its 90.
-    assert time_alone(life, twice_as_fast, DRAFT_WORK, [(200, 790)]) == (40 + 80 + 100 + 120) // 2
-
-
-def test_a_replay_that_lacks_work_gives_no_time():
-    life = RUN.lives[0]
-    shorter = WorkerLife(life.worker, life.spans[:3])
-
-    assert time_alone(life, shorter, TARGET_WORK, [(0, 1000)]) is None
+    assert time_alone(draft, WorkerLife(draft.worker, fast), DRAFT_WORK, [(200, 790)]) == (40 + 80 + 100 + 120) // 2
+    assert time_alone(target, WorkerLife(target.worker, target.spans[:3]), TARGET_WORK, [(0, 1000)]) is None
 
 
 def test_pictures_show_the_whole_draft_and_target_of_their_rounds(traced: TracedRequest):

@@ -19,6 +19,7 @@ from orchestrator.lab.simulate.plan import (
     ORACLE,
     PLAIN_NAME,
     SAMPLED,
+    Prediction,
     Scenario,
     agreement,
     oracle,
@@ -40,9 +41,7 @@ def scenario(**changes):
 
 
 def test_a_target_whose_draft_guesses_badly_and_grows_beside_it_hardly_waits():
-    guesses = replace(SAMPLED, accept=0.44)
-
-    predicted = simulated(scenario(acceptance=guesses, temperature=0.7, requests=2), "adaptive")
+    predicted = simulated(scenario(acceptance=replace(SAMPLED, accept=0.44), temperature=0.7, requests=2), "adaptive")
 
     assert predicted.target_busy is not None
     assert predicted.target_busy > 0.94
@@ -68,14 +67,8 @@ def test_every_strategy_and_baseline_is_predicted(profile, acceptance):
     temperature = 1.0 if acceptance is SAMPLED else 0.0
     reached = speeds(predict(scenario(devices=devices, acceptance=acceptance, temperature=temperature)))
 
-    assert [name for name in reached if not name.startswith(BASELINE_NAME)] == [
-        PLAIN_NAME,
-        "ar",
-        "sd",
-        "ssd",
-        "adaptive",
-        ORACLE,
-    ]
+    names = [name for name in reached if not name.startswith(BASELINE_NAME)]
+    assert names == [PLAIN_NAME, "ar", "sd", "ssd", "adaptive", ORACLE]
     assert reached[PLAIN_NAME] == pytest.approx(1 / devices.target.forward(1))
     assert reached["ar"] < reached["adaptive"] <= 1.05 * reached[ORACLE]
 
@@ -89,11 +82,6 @@ def test_turn_taking_on_one_device_reaches_its_closed_form():
     seconds = depth * M4.baseline_draft.forward(1) + M4.target.forward(1 + depth)
     assert reached.tokens / reached.rounds == pytest.approx(tokens, rel=0.02)
     assert reached.seconds / reached.rounds == pytest.approx(seconds, rel=0.01)
-
-
-def test_the_baseline_generates_exactly_what_was_asked():
-    language = ModelledLanguage(AcceptanceModel(accept=0.9))
-
     assert turn_taking(M4, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
 
 
@@ -136,24 +124,21 @@ FITTED = AcceptanceModel(accept=0.757, exponent=1.4)
 """a gives the published sd at K = 4, r then the published ssd at K = 4; the other rows are predicted."""
 
 
-def reproduced(strategy, depth):
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("strategy", "depth", "speed", "within"),
+    [
+        ("ar", 4, 97.4, 0.001),
+        ("sd", 4, PUBLISHED_SD, 0.01),
+        *(("ssd", depth, speed, 0.01 if depth == 4 else 0.03) for depth, speed in PUBLISHED.items()),
+    ],
+)
+def test_the_fitted_rows_fit_and_the_other_published_ones_are_predicted(strategy, depth, speed, within):
     devices = Devices.of(load_profile("h100-qwen3-32b"))
     options = Options(draft_tokens=depth, fan_budget=3 * (depth + 1), fallback="neural")
     published = Scenario(devices=devices, wires=AT_ONCE, acceptance=FITTED, options=options, tokens=400, requests=4)
-    return simulated(published, strategy).tokens_per_second
 
-
-@pytest.mark.thorough
-def test_the_rows_that_were_fitted_fit():
-    assert reproduced("ar", 4) == pytest.approx(97.4, rel=0.001)
-    assert reproduced("sd", 4) == pytest.approx(PUBLISHED_SD, rel=0.01)
-    assert reproduced("ssd", 4) == pytest.approx(PUBLISHED[4], rel=0.01)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("depth", [5, 6, 7])
-def test_the_published_rows_that_were_not_fitted_are_predicted(depth):
-    assert reproduced("ssd", depth) == pytest.approx(PUBLISHED[depth], rel=0.03)
+    assert simulated(published, strategy).tokens_per_second == pytest.approx(speed, rel=within)
 
 
 def command(*arguments):
@@ -164,16 +149,7 @@ def test_the_command_prints_a_table_and_a_verdict():
     result = command()
 
     assert result.exit_code == 0
-    assert "adaptive" in result.stdout
-    assert "A draft would pay" in result.stdout
-
-
-def test_the_command_prints_one_json_object():
-    found = json.loads(command("--json").stdout)
-
-    assert found["profile"] == "m4-16gb-qwen2.5-3b"
-    assert found["plans"][0]["acceptance"] == GREEDY.accept
-    assert {"contender", "tokens_per_second", "hit_rate"} <= found["plans"][0]["predictions"][0].keys()
+    assert [words in result.stdout for words in ("adaptive", "A draft would pay")] == [True, True]
 
 
 def test_what_can_not_be_is_refused_in_a_sentence():
@@ -184,13 +160,21 @@ def test_what_can_not_be_is_refused_in_a_sentence():
     assert "\n" not in str(error)
 
 
-def test_what_was_measured_here_is_planned_for_unless_another_profile_is_named(monkeypatch, tmp_path):
+def test_json_is_of_what_was_measured_here_unless_another_profile_is_named(monkeypatch, tmp_path):
+    names = (PLAIN_NAME, "ar", "adaptive")
+    known = [Prediction(contender=name, tokens_per_second=9.0, tokens_per_round=1.0) for name in names]
+    monkeypatch.setattr("orchestrator.cli.commands.plan.predict", lambda _: known)
+    monkeypatch.setattr("orchestrator.cli.commands.plan.pays_from", lambda _: 0.5)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    file = calibration_file()
+    unmeasured, file = json.loads(command("--json").stdout), calibration_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(to_toml(msgspec.structs.replace(load_profile("m4-qwen3-8b"), name="this-machine")))
 
+    assert unmeasured["profile"] == "m4-16gb-qwen2.5-3b"
+    (planned,) = unmeasured["plans"]
+    assert (planned["acceptance"], planned["pays_from_acceptance"]) == (GREEDY.accept, 0.5)
+    assert planned["predictions"] == msgspec.to_builtins(known)
     assert json.loads(command("--json").stdout)["profile"] == "this-machine"
     assert json.loads(command("--json", "--pace", "m4-qwen3-8b").stdout)["profile"] == "m4-qwen3-8b"
 

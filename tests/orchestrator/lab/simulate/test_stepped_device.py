@@ -1,21 +1,17 @@
 """On a GPU whose forwards cost more in steps, the pipeline verifies trees that fill a step. In virtual time."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from msgspec.structs import replace
 
 from orchestrator.core.commands import SendMessage
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY, SAMPLED
-from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.worker_host import SimulatedWorker
-from orchestrator.lab.simulate.workers import modelled_workers
+from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
-from protocol.messages.base import Role
 from protocol.messages.worker import Verify
 from protocol.worker.pacing import DevicePace
 
@@ -31,39 +27,22 @@ def stepped(step: float, behind: float) -> Devices:
     return Devices(target=pace, draft=M4.draft, baseline_draft=M4.baseline_draft)
 
 
-def decoded(devices: Devices, acceptance: AcceptanceModel, *, measured: bool = True) -> tuple[float, Counter[int]]:
-    """Tokens a second of 2 requests of 150 tokens, and how often each width was verified. Without `measured`, the
-    workers state no costs."""
-    build = modelled_workers(ModelledLanguage(acceptance, 0), devices)
-
-    def built(role: Role) -> SimulatedWorker:
-        worker = build(role)
-        worker.hello = worker.hello if measured else replace(worker.hello, costs=())
-        return worker
-
-    simulation = Simulation(Options(), ModelledLanguage(acceptance, 0), built, kept=None)
-    simulation.start("target")
-    simulation.start("draft")
+def decoded(devices: Devices, acceptance: AcceptanceModel) -> Counter[int]:
+    """How often each width was verified in 2 requests of 150 tokens."""
+    simulation = modelled_pipeline(Options(), ModelledLanguage(acceptance, 0), devices, kept=None)
     for request in range(2):
         simulation.submit(request, 150, 0.0 if acceptance is GREEDY else 1.0)
         simulation.run()
     assert all(client.tokens == client.reference for client in simulation.clients.values())
-    widths = Counter(len(verify.tokens) for verify in verified(simulation))
-    return 300 / simulation.now, widths
-
-
-def verified(simulation: Simulation) -> Iterator[Verify]:
-    for _, _, commands in simulation.history:
-        for command in commands:
-            if isinstance(command, SendMessage) and isinstance(command.message, Verify):
-                yield command.message
+    sent = (command for *_, commands in simulation.history for command in commands if isinstance(command, SendMessage))
+    return Counter(len(command.message.tokens) for command in sent if isinstance(command.message, Verify))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("acceptance", KINDS)
 @pytest.mark.parametrize(("device", "corner"), [(stepped(0.6, 2.9), 5), (stepped(0.04, 2.9), 10)])
 def test_the_chosen_widths_fill_a_pass_over_the_weights(device: Devices, corner: int, acceptance: AcceptanceModel):
-    _, widths = decoded(device, acceptance)
+    widths = decoded(device, acceptance)
 
     speculative = widths.total() - widths[1]
     assert widths[corner] > 0.5 * speculative
@@ -78,15 +57,10 @@ def draft_in_steps(first: Callable[[int], float]) -> Devices:
 def test_growth_steps_stay_narrow_where_wide_ones_cost_a_multiple():
     """A draft of 4-bit weights on a GPU: eight rows take two passes over the weights, sixteen another kernel."""
     steep = draft_in_steps(lambda width: 1.0 if width <= 5 else 2.0 if width <= 10 else 3.5)
-    simulation = Simulation(
-        Options(), ModelledLanguage(GREEDY, 0), modelled_workers(ModelledLanguage(GREEDY, 0), steep)
-    )
-    simulation.start("target")
-    draft = simulation.start("draft")
+    simulation = modelled_pipeline(Options(), ModelledLanguage(GREEDY, 0), steep)
     for request in range(2):
         simulation.submit(request, 60)
         simulation.run()
 
     estimates = simulation.machine.drafts.estimates(next(iter(simulation.clients.values())).task, 100)
-    assert draft.is_up
     assert estimates.step.get(1.0) < 0.0057 * 1.5
