@@ -34,10 +34,10 @@ S = TypeVar("S", bound=msgspec.Struct | dict[str, Any])
 HALVED = "Half a character became U+FFFD: a text was cut in the middle of an emoji or another long character."
 
 
-def decoded(body: bytes, kind: type[S], mended: list[str] | None = None) -> S:
+def decoded(body: bytes, kind: type[S], repaired: list[str] | None = None) -> S:
     """Raises ApiError 400 that names the wrong field or says that the body is not JSON, or beyond the bounds.
 
-    `mended` grows by HALVED if characters were replaced."""
+    `repaired` grows by HALVED if characters were replaced."""
     _require_bounds(body)
     try:
         found = msgspec.json.decode(body, type=kind)
@@ -47,8 +47,8 @@ def decoded(body: bytes, kind: type[S], mended: list[str] | None = None) -> S:
         raise _too_deep() from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if (whole := _with_whole_characters(body)) != body:
-            if mended is not None and whole != body.removeprefix(_MARK):
-                mended.append(HALVED)
+            if repaired is not None and whole != body.removeprefix(_MARK):
+                repaired.append(HALVED)
             return decoded(whole, kind)
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
     # Most bodies have fewer brackets, so their depth need not be measured.

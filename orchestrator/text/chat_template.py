@@ -100,10 +100,10 @@ class ChatTemplate:
     ) -> Answer:
         """The conversation as the model reads it, up to where its answer begins (`answering`), or up to the end of the
         last message, which the answer goes on with (`continued`). What the template refuses, and instructions that it
-        would drop, are mended.
+        would drop, are repaired.
 
         `variables`: what else the template knows, for instance enable_thinking. Raises InputError for messages
-        that it refuses however they are mended, and for content that is no text.
+        that it refuses however they are repaired, and for content that is no text.
         """
         flat = [_flat(message) for message in messages]
         name = self._name(tools=bool(tools))

@@ -1,7 +1,7 @@
 """The program that renders conversations by a model's template: in a bounded process, and in Jinja's sandbox.
 
 The only module that loads Jinja. Knows no tokenizer and no folder. What the template refuses, and instructions that it
-would drop, are mended.
+would drop, are repaired.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from orchestrator.text.mending import Conversation, Refusal, mended
+from orchestrator.text.repairs import Conversation, Refusal, repaired
 from orchestrator.text.template_sources import BOUNDS, END, REMEDY, Answer, Question
 from protocol.bounded_process import answer_questions
 
@@ -49,7 +49,7 @@ def answer(line: bytes) -> Answer:
 
 
 def _rendered(template: Template, question: Question, messages: Sequence[Mapping[str, Any]]) -> Answer:
-    """Raises Refusal for messages that the template refuses however they are mended."""
+    """Raises Refusal for messages that the template refuses however they are repaired."""
 
     def text_of(conversation: Conversation, answering: bool = question.answering and not question.continued) -> str:
         told = {"messages": conversation.messages, "tools": list(conversation.tools) if conversation.tools else None}
@@ -70,7 +70,7 @@ def _rendered(template: Template, question: Question, messages: Sequence[Mapping
             raise Refusal(_words_of(error)) from error
         return text
 
-    found = mended(Conversation([{**message} for message in messages], question.tools), text_of)
+    found = repaired(Conversation([{**message} for message in messages], question.tools), text_of)
     if not question.continued:
         return Answer(text_of(found.conversation), found.left_out, found.notes)
     *before, last = found.conversation.messages

@@ -42,7 +42,7 @@ class Answer(msgspec.Struct):
     text: str = ""
     left_out: tuple[str, ...] = ()
     """Roles of the messages whose content the model does not read, one for each message."""
-    mended: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
     """What was changed for the template, as sentences."""
     variables: frozenset[str] = frozenset()
     """Names that the template reads, if it was only compiled."""

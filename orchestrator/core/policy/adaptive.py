@@ -10,10 +10,11 @@ from orchestrator.core.estimates import Estimates
 from orchestrator.core.expected_rate import best_counts, with_growth
 from orchestrator.core.options import Options
 from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
+from orchestrator.core.policy.growth_width import growth_plan, growth_width, least_probability
 from orchestrator.core.request import Request
 from orchestrator.core.tuning import TUNING
 from protocol.messages.base import MAX_STEPS
-from protocol.messages.plans import BestFirst, GrowthPlan
+from protocol.messages.plans import GrowthPlan
 from protocol.speculation.token_tree import Node
 
 
@@ -27,32 +28,7 @@ class Adaptive:
         self._options = options
 
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
-        width = self._width(estimates)
-        share = max(min(TUNING.min_width, width), width // sharing)
-        measuring = estimates.gate.measuring and sharing == 1
-        steps = 0 if estimates.turns.in_turns or measuring else None
-        return BestFirst(share, self._options.draft_fan, self._least(estimates), steps, self._options.lookup == "on")
-
-    def _least(self, estimates: Estimates) -> float:
-        """Path probability that makes a node worth a growth step: work of the draft may slow the target down.
-
-        By the expected-rate rule the target verifies a node whose path probability exceeds p = E T'(L) / T(L), where
-        T' is the cost of one more token and E = 1 / (1 - a) the expected tokens of an endless chain. When the root
-        moves, path probabilities rise, so the draft prepares nodes down to a share of p.
-        """
-        cost, widest = estimates.target, self._options.max_verify + 1
-        if not cost.known:
-            return 0.0
-        token_cost = max(0.0, cost(widest) - cost(1)) / (widest - 1)
-        tokens = 1.0 / (1.0 - min(TUNING.max_acceptance, estimates.acceptance.get(0.0)))
-        return min(TUNING.max_least, TUNING.prepared * tokens * token_cost / cost((widest + 1) // 2))
-
-    def _width(self, estimates: Estimates) -> int:
-        """Nodes that a growth step evaluates: `draft_width`, halved while the other half is expensive."""
-        width, cost, expensive = self._options.draft_width, estimates.growth, TUNING.expensive_half
-        while cost.known and width >= 2 * TUNING.min_width and cost(width) > expensive * cost(width // 2):
-            width, expensive = width // 2, TUNING.steep_half
-        return width
+        return growth_plan(self._options, estimates, sharing)
 
     def decide(self, requests: Sequence[Request], now: float) -> list[Decision]:
         """The first of these rules that applies, for all requests of the round."""
@@ -84,7 +60,7 @@ class Adaptive:
             return None
         if draft.in_turns and (estimates.gate.measuring or _has_taken_its_time(request, now)):
             return None
-        if not guesses.open or guesses.open[0] < self._least(estimates):
+        if not guesses.open or guesses.open[0] < least_probability(self._options, estimates):
             return None  # the draft pauses
         due = _due(request, now)
         # A draft may claim any time for its steps, so the wait beyond the due time is bounded.
@@ -116,7 +92,7 @@ class Adaptive:
         until = max(growth.give_up for growth in awaited)
         if estimates.unasked >= TUNING.most_unasked:
             return until
-        shares, width = estimates.ranks.shares(self._options.draft_fan), self._width(estimates)
+        shares, width = estimates.ranks.shares(self._options.draft_fan), growth_width(self._options, estimates)
         pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
         missed = not any(request.tree.root.children for request in requests)
         if missed and not in_turns and estimates.freshness is None:

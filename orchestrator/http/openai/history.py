@@ -1,7 +1,7 @@
-"""Messages of a request, of any API, in the form that chat templates read: what clients send is mended here. Pure.
+"""Messages of a request, of any API, in the form that chat templates read: what clients send is repaired here. Pure.
 
 `readable` reads what a client sent, whatever model answers. `template_messages` gives it the form that one template
-reads. What a template refuses nevertheless is mended in `orchestrator/text/mending.py`.
+reads. What a template refuses nevertheless is repaired in `orchestrator/text/repairs.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

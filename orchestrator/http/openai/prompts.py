@@ -124,7 +124,7 @@ class ChatPrompts:
         except PipelineError as error:
             raise of_pipeline(error) from error
         text = rendering.text
-        changed = [Note("template", sentence) for sentence in rendering.mended]
+        changed = [Note("template", sentence) for sentence in rendering.repaired]
         grammar = self._behind_thought(grammar, text, question)
         # Without a thought in it, only a grammar of optional calls leaves room for one.
         room = grammar is None or grammar.optional or grammar.thought is not None

@@ -187,10 +187,12 @@ Q = TypeVar("Q", bound=GenerationRequest)
 
 def read(body: bytes, kind: type[Q]) -> Q:
     """The question in a request's body. Raises ApiError naming what is wrong with it."""
-    mended: list[str] = []
-    fields = usual(decoded(body, dict[str, Any], mended))
+    repaired: list[str] = []
+    fields = usual(decoded(body, dict[str, Any], repaired))
     return question(
-        fields, kind, [*unused(unknown(fields, kind.__struct_fields__)), *(Note("character", text) for text in mended)]
+        fields,
+        kind,
+        [*unused(unknown(fields, kind.__struct_fields__)), *(Note("character", text) for text in repaired)],
     )
 
 

@@ -52,12 +52,12 @@ class TranslatedRequest(msgspec.Struct, kw_only=True):
 
 def read_fields(body: bytes, kind: type[S]) -> tuple[S, list[Note]]:
     """A request's body, and a note on its fields that have no effect. Raises ApiError as `decoded` does."""
-    mended: list[str] = []
-    fields = with_whole_numbers(decoded(body, dict[str, Any], mended))
+    repaired: list[str] = []
+    fields = with_whole_numbers(decoded(body, dict[str, Any], repaired))
     found = converted(fields, kind)
     found.same = {name: fields[name] for name in kind.SAME if name in fields}
     unread = unused(unknown(fields, (*kind.__struct_fields__, *kind.SAME)))
-    return found, [*unread, *(Note("character", text) for text in mended)]
+    return found, [*unread, *(Note("character", text) for text in repaired)]
 
 
 def unknown(fields: Json, known: Iterable[str]) -> list[str]:
@@ -96,9 +96,9 @@ def usual(fields: Json) -> dict[str, Any]:
     found |= _switch(found.pop("think", None))
     found |= _thinking(found.pop("thinking", None))
     found |= _reasoning(found.pop("reasoning", None))
-    for name, mend in (("tool_choice", _choice), ("response_format", _form)):
+    for name, repair in (("tool_choice", _choice), ("response_format", _form)):
         if name in found:
-            found[name] = mend(found[name])
+            found[name] = repair(found[name])
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.lab.bench.columns import COLUMNS
 from orchestrator.lab.bench.contender import (
     PLAIN,
     BenchRequest,
@@ -20,7 +21,6 @@ from orchestrator.lab.bench.contender import (
     settings,
 )
 from orchestrator.lab.bench.figures import (
-    FEWEST_PROMPTS,
     FIGURES,
     NO_TIES,
     BenchRow,
@@ -33,7 +33,7 @@ from orchestrator.lab.bench.figures import (
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import requests_of, run
-from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Listener, Panel, Table, tabulated
+from orchestrator.lab.findings import Bar, Cell, Column, Findings, Listener, Panel, Table, tabulated
 from orchestrator.lab.forwards import TIE, ForwardOrder, Gap, examined, parting
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.cache_entries import made_once
@@ -47,9 +47,6 @@ from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
-
-_LARGE = 20.0
-"""Tokens/s without decimals in an interval."""
 
 
 def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
@@ -152,75 +149,8 @@ def figures_table(rows: Sequence[BenchRow]) -> Table:
     best = next((row.best_baseline for row in rows if row.best_baseline), None)
     title = f"temperature {rows[0].temperature:g}" + (f", mlx-lm at its best: {best}" if best else "")
     paced = any(row.overruns is not None for row in rows)
-    shown = [field for field in FIELDS if field.title != ("first" if paced else "overran")]
+    shown = [field for field in COLUMNS if field.title != ("first" if paced else "overran")]
     return tabulated(title, shown, rows, lambda row: "" if row.exact else "WRONG", lambda row: not row.valid)
-
-
-def _compared(row: BenchRow) -> str:
-    """Whether its tokens are the reference's."""
-    if row.deviating:
-        return f"{row.checked - row.deviating}/{row.checked}"
-    return "yes" if row.checked else "-"
-
-
-def _quartiles(row: BenchRow) -> str:
-    decimals = 0 if row.quartiles.high >= _LARGE else 1
-    return f"{row.quartiles.low:.{decimals}f}..{row.quartiles.high:.{decimals}f}"
-
-
-def _median(title: str, figure: str, form: str, meaning: str, scale: float = 1.0) -> Field[BenchRow]:
-    """`figure`: a name in FIGURES."""
-    return Field(title, lambda row: row.median(figure), form, meaning, scale)
-
-
-FIELDS: tuple[Field[BenchRow], ...] = (
-    Field("contender", lambda row: row.contender, always=True),
-    Field(
-        "tok/s",
-        lambda row: row.tokens_per_second,
-        ".1f",
-        "generated tokens a second, once the prompt is read",
-    ),
-    Field("quartiles", _quartiles, meaning="of tok/s, over prompts"),
-    Field(
-        "/mlx-lm",
-        lambda row: row.over_best and row.over_best.median,
-        ".2f",
-        "ratio to mlx-lm at its best, which the title names",
-    ),
-    Field(
-        "95%",
-        lambda row: (row.over_best and row.over_best.interval) if row.contender != row.best_baseline else "",
-        ".2f",
-        f"bootstrap interval of /mlx-lm, from {FEWEST_PROMPTS} prompts on",
-    ),
-    _median("tok/rd", "tokens_per_round", ".2f", "tokens a round"),
-    _median("hits", "hit_rate", ".0%", "share of rounds whose new root had children in the token tree"),
-    _median("accept", "acceptance_rate", ".0%", "share of verified draft tokens that were accepted"),
-    _median("first", "time_to_first_token", ".0f", "ms to the first token, prefill included", scale=1e3),
-    Field(
-        "p95",
-        lambda row: row.inter_token(0.95),
-        ".0f",
-        "95% of the gaps between arrivals are shorter, ms; tokens of a round arrive at once",
-        scale=1e3,
-    ),
-    _median("busy", "target_busy", ".0%", "share of the time that the target works"),
-    _median("µs", "overhead_per_round", ".0f", "time of a round beyond the target's forward", scale=1e6),
-    Field(
-        "exact",
-        _compared,
-        meaning="every token equals the reference's: at temperature 0 mlx-lm's plain decoding, above it our first "
-        "strategy",
-        always=True,
-    ),
-    Field(
-        "overran",
-        lambda row: row.overruns,
-        ".1%",
-        "share of forwards that took longer here than on the profile's device; more than 1% is invalid",
-    ),
-)
 
 
 def _category_table(rows: Sequence[BenchRow], by_category: Mapping[str, Sequence[BenchRow]]) -> Table:

@@ -152,7 +152,7 @@ def test_calls_of_the_older_api_in_earlier_turns_are_read(hermes: ChatTemplate):
     result = {"role": "function", "name": "add", "content": "42"}
 
     rendered = hermes.render(read_by_a_template([called, result]))
-    assert (rendered.text, rendered.left_out, rendered.mended) == ("assistant: 41tool: 42", (), ())
+    assert (rendered.text, rendered.left_out, rendered.repaired) == ("assistant: 41tool: 42", (), ())
     assert ask(hermes, ["Fine."], messages=[*HELLO["messages"], called, result]).status_code == 200
     (first, second) = read_by_a_template([called, result])
     assert second["tool_call_id"] == first["tool_calls"][0]["id"]

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.mending import Conversation, mended
+from orchestrator.text.repairs import Conversation, repaired
 from orchestrator.text.template_sources import Question, ask
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
@@ -283,7 +283,7 @@ def test_a_template_without_a_place_for_instructions_renders_the_rest(tmp_path: 
     )
 
     rendering = template.render([SYSTEM, HI, ANSWER])
-    assert (rendering.text, rendering.left_out, rendering.mended) == ("Yes?", ("system", "user"), ())
+    assert (rendering.text, rendering.left_out, rendering.repaired) == ("Yes?", ("system", "user"), ())
 
 
 def test_a_conversation_that_is_rendered_whole_is_tried_once():
@@ -293,7 +293,7 @@ def test_a_conversation_that_is_rendered_whole_is_tried_once():
         seen.append(conversation)
         return "".join(message["content"] for message in conversation.messages)
 
-    mended(Conversation([SYSTEM, HI]), render)
+    repaired(Conversation([SYSTEM, HI]), render)
 
     (tried,) = seen
     assert [message["role"] for message in tried.messages] == ["system", "user"]

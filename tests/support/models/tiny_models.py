@@ -75,5 +75,6 @@ def greedy(model: Any, prompt: Sequence[int], count: int = 12) -> list[int]:
     """The prompt, and so many tokens behind it as stock mlx-lm continues it."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(mx.argmax(stock_logits(model, tokens)).item()))
+        best: Any = mx.argmax(stock_logits(model, tokens)).item()
+        tokens.append(int(best))
     return tokens

@@ -20,7 +20,7 @@ from orchestrator.machine.drafts.preparation import Declined, Prepared, prepare
 from orchestrator.machine.memory.budget import GIB
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.runtime.memory_plan import loaded_drafter
-from protocol.contracts.coreml import EngineRates, EngineVerdict, FOLDER_MODEL, record, silent
+from protocol.contracts.coreml import FOLDER_MODEL, EngineRates, EngineVerdict, record, silent
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import AUTO
 from protocol.contracts.model_folder import ModelFolder

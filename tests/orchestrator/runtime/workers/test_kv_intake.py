@@ -19,8 +19,8 @@ from protocol.messages.base import RequestId
 from protocol.messages.kv import KvForm, KvOffer, KvReference
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
 from protocol.messages.worker import Fault, Hello, Prefill
-from tests.support.target_requests import Request
-from tests.target_worker.test_kv import PROMPT, exchange, expected, model, start, target
+from tests.support.target_requests import LONG_PROMPT, Request
+from tests.target_worker.test_kv import begin, exchange, expected, model, target
 
 pytestmark = pytest.mark.usefixtures("registry")
 ONE = RequestId(1)
@@ -34,7 +34,7 @@ def new_intake(limit: int = 1 << 26, target: Hello = TARGET) -> KvIntake:
     return intake
 
 
-def asked(intake: KvIntake, tokens: Sequence[int] = PROMPT[:-1]) -> Prefill:
+def asked(intake: KvIntake, tokens: Sequence[int] = LONG_PROMPT[:-1]) -> Prefill:
     attempt = intake.open(Prefill(ONE, tuple(tokens)))
     assert isinstance(attempt, Prefill)
     return attempt
@@ -61,7 +61,7 @@ def test_the_target_adopts_what_another_machine_prefilled():
 
     assert partial == [None] * len(partial)
     assert isinstance(offer, KvOffer)
-    talk = Request(target(), start(adopt=KvReference(offer.name, offer.tokens)))
+    talk = Request(target(), begin(adopt=KvReference(offer.name, offer.tokens)))
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (89, 0)
     assert talk.decode(40) == list(expected(40))
 
@@ -129,7 +129,7 @@ def test_a_block_that_was_not_requested_is_dropped():
 def test_blocks_of_a_former_question_are_not_taken_for_the_present_one():
     """A target that died is asked anew while blocks are still on their way."""
     intake = new_intake()
-    former = sent(asked(intake, PROMPT[:-2]))
+    former = sent(asked(intake, LONG_PROMPT[:-2]))
     intake.add(*former[0])
     present = sent(asked(intake))
     mixed = [intake.add(*shipment) for pair in zip(former, present, strict=True) for shipment in pair]
@@ -186,7 +186,7 @@ def test_an_offer_holds_only_requested_rows_in_order(data: st.DataObject, regist
     """Any blocks in any order, lies among them: no exception, and an offer only when every row has come."""
     before = set(segments(registry))
     intake = new_intake()
-    attempt = asked(intake, PROMPT[:6])
+    attempt = asked(intake, LONG_PROMPT[:6])
     layers = 2 * kv_form(MlxPrefillEngine(model(), "t").layout).layers
     row = FORM.kv_heads * FORM.head_size * 4
     written: list[tuple[int, int]] = []

@@ -1,8 +1,8 @@
-"""Mends a conversation that a chat template refuses, or whose instructions it leaves out: the smallest changes after
+"""Repairs a conversation that a chat template refuses, or whose instructions it leaves out: the smallest changes after
 which it is rendered. Pure.
 
 Knows no template. What is changed depends on the order and the roles of the messages, not on their texts, so the
-beginning of a conversation is mended in the same way when it goes on.
+beginning of a conversation is repaired in the same way when it goes on.
 """
 
 import hashlib
@@ -30,18 +30,18 @@ class Conversation(NamedTuple):
     tools: Tools = None
 
 
-class Mend(NamedTuple):
+class Repair(NamedTuple):
     """One way to change a conversation."""
 
     apply: Callable[[Conversation], Conversation]
     note: str = ""
     """What was changed, for the client; empty for a change that loses nothing."""
     case: Messages = ()
-    """A conversation that a template can refuse without the mend though it takes the beginning. If it does, the mend is
+    """A conversation that a template can refuse without the repair though it takes the beginning. If so, the repair is
     made in every conversation, so that a beginning is read as it will be later."""
 
 
-class Mended(NamedTuple):
+class Repaired(NamedTuple):
     """A conversation in the form that a template renders best."""
 
     conversation: Conversation
@@ -50,29 +50,29 @@ class Mended(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def mended(conversation: Conversation, render: Callable[[Conversation], str]) -> Mended:
-    """`conversation` with those of `MENDS` without which the template refuses it or leaves out instructions, and those
-    whose case it refuses.
+def repaired(conversation: Conversation, render: Callable[[Conversation], str]) -> Repaired:
+    """`conversation` with those of `REPAIRS` without which the template refuses it or leaves out instructions, and
+    those whose case it refuses.
 
-    If no mends have all instructions rendered, it is the form that has most. `render` raises Refusal for what the
+    If no repairs have all instructions rendered, it is the form that has most. `render` raises Refusal for what the
     template refuses. If it refuses every form, `conversation` is returned as it is.
     """
     messages, tools = conversation
     marked = Conversation([_marked(message, _mark(place)) for place, message in enumerate(messages)], tools)
 
-    def left_out(mends: Sequence[Mend]) -> tuple[str, ...] | None:
+    def left_out(repairs: Sequence[Repair]) -> tuple[str, ...] | None:
         try:
-            return _left_out(messages, render(_applied(mends, marked)))
+            return _left_out(messages, render(_applied(repairs, marked)))
         except Refusal:
             return None
 
-    settled = [mend for mend in MENDS if mend.apply(conversation) != conversation and _settled(mend, render)]
-    best: tuple[Sequence[Mend], tuple[str, ...] | None] = (settled, left_out(settled))
+    settled = [repair for repair in REPAIRS if repair.apply(conversation) != conversation and _settled(repair, render)]
+    best: tuple[Sequence[Repair], tuple[str, ...] | None] = (settled, left_out(settled))
     tried, form = settled, _applied(settled, marked)
-    for mend in MENDS:
+    for repair in REPAIRS:
         if not _lost(best[1]):
             break
-        more = [each for each in MENDS if each in tried or each is mend]
+        more = [each for each in REPAIRS if each in tried or each is repair]
         before, form = form, _applied(more, marked)
         if form == before:
             continue
@@ -80,19 +80,21 @@ def mended(conversation: Conversation, render: Callable[[Conversation], str]) ->
         found = left_out(tried)
         if _lost(found) < _lost(best[1]):
             best = (tried, found)
-    for mend in reversed([each for each in best[0] if each not in settled]):
-        fewer = [each for each in best[0] if each is not mend]
+    for repair in reversed([each for each in best[0] if each not in settled]):
+        fewer = [each for each in best[0] if each is not repair]
         found = left_out(fewer)
         if _lost(found) <= _lost(best[1]):
             best = (fewer, found)
-    mends, missing = best
-    return Mended(_applied(mends, conversation), missing or (), tuple(mend.note for mend in mends if mend.note))
+    repairs, missing = best
+    return Repaired(
+        _applied(repairs, conversation), missing or (), tuple(repair.note for repair in repairs if repair.note)
+    )
 
 
-def _settled(mend: Mend, render: Callable[[Conversation], str]) -> bool:
-    """Whether the template refuses the mend's case and takes it mended."""
-    case = Conversation(mend.case)
-    return bool(mend.case) and _refused(case, render) and not _refused(mend.apply(case), render)
+def _settled(repair: Repair, render: Callable[[Conversation], str]) -> bool:
+    """Whether the template refuses the repair's case and takes it repaired."""
+    case = Conversation(repair.case)
+    return bool(repair.case) and _refused(case, render) and not _refused(repair.apply(case), render)
 
 
 def _refused(conversation: Conversation, render: Callable[[Conversation], str]) -> bool:
@@ -103,9 +105,9 @@ def _refused(conversation: Conversation, render: Callable[[Conversation], str]) 
     return False
 
 
-def _applied(mends: Iterable[Mend], conversation: Conversation) -> Conversation:
-    for mend in mends:
-        conversation = mend.apply(conversation)
+def _applied(repairs: Iterable[Repair], conversation: Conversation) -> Conversation:
+    for repair in repairs:
+        conversation = repair.apply(conversation)
     return conversation
 
 
@@ -349,49 +351,49 @@ _TEXT_THEN_CALLS: Messages = (
     {"role": "assistant", "content": "E"},
 )
 
-MENDS = (
-    Mend(
+REPAIRS = (
+    Repair(
         lambda conversation: Conversation(conversation.messages, _described_tools(conversation.tools)),
         "The chat template needs a description and parameters of every tool: empty ones were added.",
     ),
-    Mend(
+    Repair(
         _of_messages(_short_ids),
         "The chat template needs ids of calls with nine letters and digits: other ids were replaced.",
     ),
-    Mend(
+    Repair(
         _of_messages(_one_call_a_turn),
         "The chat template takes one call in a turn: further calls became turns of their own.",
     ),
-    Mend(_of_messages(_developer_as_system)),
-    Mend(_of_messages(_leading_joined)),
-    Mend(
+    Repair(_of_messages(_developer_as_system)),
+    Repair(_of_messages(_leading_joined)),
+    Repair(
         _of_messages(_later_in_users_turns),
         "The chat template takes system messages at the beginning alone: later ones became text of the user's turn "
         "beside them.",
     ),
-    Mend(
+    Repair(
         _of_messages(_users_turn_first),
         "The chat template needs a user's turn at the beginning: an empty one was added.",
     ),
-    Mend(
+    Repair(
         _of_messages(_leading_in_first_users_turn),
         "The chat template takes no system message: its text became the beginning of the first user's turn.",
     ),
-    Mend(
+    Repair(
         _of_messages(_turns_joined),
         "The chat template needs turns of user and assistant in alternation: turns of one role in succession were "
         "joined.",
     ),
-    Mend(
+    Repair(
         _of_messages(_calls_with_text),
         "The chat template takes no calls in a turn of their own behind a text: the two turns were joined.",
         case=_TEXT_THEN_CALLS,
     ),
-    Mend(
+    Repair(
         _of_messages(_users_text_in_results),
         "The chat template takes no user's turn behind the result of a call: its text became part of the result.",
     ),
-    Mend(
+    Repair(
         _of_messages(_calls_as_text),
         "The chat template takes no calls and results in this conversation: they became text.",
     ),
