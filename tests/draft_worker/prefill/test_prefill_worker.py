@@ -23,10 +23,10 @@ from protocol.worker.interface import Worker, WorkerReply
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.segments import exists
 from tests.support.target_requests import Request
-from tests.target_worker.test_kv import exchange, expected, model, start, target
+from tests.target_worker.test_kv import begin, exchange, expected, model, sharing
 
 pytestmark = pytest.mark.usefixtures("registry")
-PROMPT = start().tokens
+PROMPT = begin().tokens
 
 
 def worker(sharing: KvExchange | None = None) -> PrefillWorker:
@@ -92,7 +92,7 @@ def test_a_changed_prefill_replaces_the_earlier_one():
     list(reader.work())
     offer = offered(reader, asked())
 
-    talk = Request(target(), start(adopt=KvReference(offer.name, offer.tokens)))
+    talk = Request(sharing(), begin(adopt=KvReference(offer.name, offer.tokens)))
 
     assert talk.decode(20) == list(expected(20))
 

@@ -25,7 +25,7 @@ def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("sessions")
-def test_a_lasting_pipeline_is_found_by_its_models_while_it_runs():
+def test_one_that_lasts_is_found():
     with Pipeline(settings=MODELS) as pipeline:
         assert running_pipeline(MODELS) is None
 
@@ -42,7 +42,7 @@ def test_a_lasting_pipeline_is_found_by_its_models_while_it_runs():
     assert running_pipeline(MODELS) is None
 
 
-def test_a_pipeline_that_is_left_ends_when_nobody_asks_it_or_another_one_begins(sessions: Path):
+def test_one_that_is_left_ends(sessions: Path):
     for ends in (lambda: time.sleep(1.5), lambda: end_kept(), lambda: Session.create().remove()):
         with Pipeline(settings=MODELS) as pipeline:
             pipeline.leave(1.0)

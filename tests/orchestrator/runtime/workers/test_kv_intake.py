@@ -20,7 +20,7 @@ from protocol.messages.kv import KvForm, KvOffer, KvReference
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
 from protocol.messages.worker import Fault, Hello, Prefill
 from tests.support.target_requests import LONG_PROMPT, Request
-from tests.target_worker.test_kv import begin, exchange, expected, model, target
+from tests.target_worker.test_kv import begin, exchange, expected, model, sharing
 
 pytestmark = pytest.mark.usefixtures("registry")
 ONE = RequestId(1)
@@ -61,7 +61,7 @@ def test_the_target_adopts_what_another_machine_prefilled():
 
     assert partial == [None] * len(partial)
     assert isinstance(offer, KvOffer)
-    talk = Request(target(), begin(adopt=KvReference(offer.name, offer.tokens)))
+    talk = Request(sharing(), begin(adopt=KvReference(offer.name, offer.tokens)))
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (89, 0)
     assert talk.decode(40) == list(expected(40))
 
