@@ -109,7 +109,7 @@ class Meter:
 
     def _learn(self, request: Request, verdict: Verdict, round: MeasuredRound, undisturbed: bool) -> None:
         """A request that had the target for itself has ended a round. `undisturbed`: no other draft grew."""
-        draft, estimates = request.speculation, request.estimates
+        draft, estimates = request.speculation, request.speculation.estimates
         turns, gate, rests = estimates.turns, estimates.gate, draft.drafting and draft.can_rest
         if undisturbed and rests and draft.in_turns == turns.in_turns:
             turns.observe(round, estimates.beside_draft, estimates.step.get(0.0), estimates.ranks.all)
@@ -167,8 +167,8 @@ class Meter:
 
     def asked(self, request: Request) -> None:
         """The draft was asked for steps."""
-        request.estimates.unasked = 0
+        request.speculation.estimates.unasked = 0
 
     def ended(self, request: Request) -> None:
         """The request has ended: a short answer may not be worth the reading of its prompt."""
-        request.estimates.gate.request_ended()
+        request.speculation.estimates.gate.request_ended()

@@ -153,7 +153,7 @@ class Request:
             request=self.id,
             round=self.round,
             tokens=tuple(self.tokens),
-            root=self.tree.root.id,
+            root=self.speculation.tree.root.id,
             sampling=sampling if wanted else replace(sampling, prompt_logprobs=False),
             vocabulary=vocabulary,
             plan=plan,
@@ -281,7 +281,7 @@ class Request:
         alone = sum(one.count for one in self.stats.forwards.values())
         if not self.speculation.wanted or self.level == "plain" or 2 * alone < self.stats.rounds - 1:
             return None
-        estimates, cost = self.estimates, self.estimates.target
+        estimates, cost = self.speculation.estimates, self.speculation.estimates.target
         if not cost.known:
             return None
         return plain_tokens_per_second(self.stats.forwards, cost, estimates.slowdown, estimates.hop.get(0.0))
@@ -326,11 +326,11 @@ class Request:
         while node.parent is not None and len(path) < LONGEST:
             path.append(node.token)
             node = node.parent
-        limit = min(TUNING.lookup_tokens, self.tree.root.depth + self.room - leaf.depth)
+        limit = min(TUNING.lookup_tokens, self.speculation.tree.root.depth + self.room - leaf.depth)
         nodes: list[Node] = []
-        least = self.tree.root.log_path + math.log(TUNING.lookup_least)
+        least = self.speculation.tree.root.log_path + math.log(TUNING.lookup_least)
         for token, claimed in self._lookup.chain([*self.tokens[-LONGEST:], *path[::-1]], limit):
-            belief = self.estimates.lookup(claimed, 0)
+            belief = self.speculation.estimates.lookup(claimed, 0)
             node = (nodes[-1] if nodes else leaf).guess(token, belief, belief)
             if node.log_path < least:
                 break

@@ -44,8 +44,10 @@ class Speculation:
         """When the draft was last asked for a step."""
         self._asked = 0
         """Steps below the root that a draft was asked for, if it drafts in turns."""
-        self._plan: GrowthPlan | None = None
-        """How the draft grows."""
+        self.in_turns = False
+        """The draft rests until it is asked for a step."""
+        self.can_rest = False
+        """The draft rests if that is the present mode."""
         self._reading: tuple[int, float] | None = None
         """Tokens of the prefill in progress and when it began; None after the first growth."""
         self._round: int | None = None
@@ -89,16 +91,6 @@ class Speculation:
         return self._reading is not None
 
     @property
-    def in_turns(self) -> bool:
-        """The draft rests until it is asked for a step."""
-        return isinstance(self._plan, BestFirst) and self._plan.steps is not None
-
-    @property
-    def can_rest(self) -> bool:
-        """The draft rests if that is the present mode."""
-        return isinstance(self._plan, BestFirst)
-
-    @property
     def settled(self) -> bool:
         """It is known whether the draft should rest, or it can't."""
         return not self.can_rest or self.estimates.turns.settled
@@ -136,7 +128,8 @@ class Speculation:
         one step then, and rests."""
         if isinstance(plan, BestFirst) and plan.steps is not None and self.reading:
             plan = structs.replace(plan, steps=1)
-        self._plan = plan
+        self.can_rest = isinstance(plan, BestFirst)
+        self.in_turns = isinstance(plan, BestFirst) and plan.steps is not None
         if self.phase in (DraftPhase.GROWING, DraftPhase.RESTING):
             self._rest_or_grow()
         return plan

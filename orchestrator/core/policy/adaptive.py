@@ -39,7 +39,7 @@ class Adaptive:
     def _wait_or_verify(self, requests: Sequence[Request], now: float) -> list[Decision]:
         """Wait for growth if that promises a higher rate; else verify the root of each request and the best nodes of
         all trees together."""
-        estimates, lookup = requests[0].estimates, self._options.lookup == "on"
+        estimates, lookup = requests[0].speculation.estimates, self._options.lookup == "on"
         most = int(min(self._options.max_verify, estimates.target.reach - 1))
         guesses = [candidates(request, most, lookup, len(requests)) for request in requests]
         gains = [each.gains for each in guesses]
@@ -55,7 +55,7 @@ class Adaptive:
 
     def _owed_growth(self, request: Request, guesses: "NodeChoice", now: float) -> "_OwedGrowth | None":
         """The next growth, if one can be waited for."""
-        estimates, draft = request.estimates, request.speculation
+        draft, estimates = request.speculation, request.speculation.estimates
         if not draft.drafting or not estimates.step.count or not estimates.target.known:
             return None
         if draft.in_turns and (estimates.gate.measuring or _has_taken_its_time(request, now)):
@@ -85,7 +85,7 @@ class Adaptive:
         growths = [growth for growth in owed if growth is not None]
         if not growths:
             return None
-        estimates, in_turns = requests[0].estimates, requests[0].speculation.in_turns
+        estimates, in_turns = requests[0].speculation.estimates, requests[0].speculation.in_turns
         first = max(now, min(growth.due for growth in growths))
         horizon = first + 0.5 * estimates.step.get(0.0)
         awaited = [growth for growth in growths if growth.due <= horizon]
@@ -94,7 +94,7 @@ class Adaptive:
             return until
         shares, width = estimates.ranks.shares(self._options.draft_fan), growth_width(self._options, estimates)
         pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
-        missed = not any(request.tree.root.children for request in requests)
+        missed = not any(request.speculation.tree.root.children for request in requests)
         if missed and not in_turns and estimates.freshness is None:
             margin += TUNING.margin_beside * pause / estimates.target(len(requests))
         wait = estimates.hop.get(0.0) + pause
@@ -117,25 +117,30 @@ def _let_drafts_read(requests: Sequence[Request], now: float) -> list[Decision]:
 
 def _measure_a_plain_forward(requests: Sequence[Request]) -> list[Decision]:
     """Verify the root alone, where forwards over one token have become so rare that their cost is not known."""
-    due = len(requests) == 1 and requests[0].speculation.in_turns and requests[0].estimates.target.narrow_due
+    due = (
+        len(requests) == 1 and requests[0].speculation.in_turns and requests[0].speculation.estimates.target.narrow_due
+    )
     return [VerifyNodes([])] if due else []
 
 
 def _has_taken_its_time(request: Request, now: float) -> bool:
     """Whether a draft in turns is asked no more below this root: it may answer each request with nothing that helps."""
-    return request.speculation.steps >= MAX_STEPS or now - request.ready_since > request.estimates.growth_timeout
+    return (
+        request.speculation.steps >= MAX_STEPS
+        or now - request.ready_since > request.speculation.estimates.growth_timeout
+    )
 
 
 def _due(request: Request, now: float) -> float:
     """When the next growth should arrive."""
-    estimates, draft = request.estimates, request.speculation
+    draft, estimates = request.speculation, request.speculation.estimates
     step = estimates.step.get(0.0)
     if draft.in_turns:
         # Steps beside the target, or while both load, take longer: hope, ask, and measure.
         first = estimates.first_response.get(0.0)
         response = estimates.next_response.get(first) if draft.steps else first
         due = (now if draft.resting else draft.asked_at) + response
-    elif not request.tree.root.children:
+    elif not request.speculation.tree.root.children:
         # The step in flight grows the old root: its rest passes before the new root's step begins.
         due = request.ready_since + max(estimates.recovery.get(1.5 * step), draft.lag(request.ready_since))
     else:
@@ -146,7 +151,7 @@ def _due(request: Request, now: float) -> float:
 def _stays_plain(request: Request) -> bool:
     """Whether the next round will hardly have a node. A wrong answer costs the nodes of one round."""
     draft = request.speculation
-    asks = draft.in_turns and draft.drafting and request.estimates.unasked + 1 >= TUNING.most_unasked
+    asks = draft.in_turns and draft.drafting and request.speculation.estimates.unasked + 1 >= TUNING.most_unasked
     return request.plain_rounds >= TUNING.plain_rounds and not asks
 
 
@@ -184,12 +189,12 @@ class TreeCandidates:
     def __init__(self, request: Request, limit: int, lookup: bool) -> None:
         self._limit = limit
         self._nodes = drafted = _most_probable(request, limit)
-        self.gains = self._drafted = request.tree.path_probabilities(drafted)
+        self.gains = self._drafted = request.speculation.tree.path_probabilities(drafted)
         leaves = [path for node, path in zip(drafted, self._drafted, strict=True) if not node.children]
-        self.open = leaves if request.tree.root.children else [1.0]
+        self.open = leaves if request.speculation.tree.root.children else [1.0]
         if lookup and (guesses := self._guesses(request)):
             self._nodes = list(merge(drafted, guesses, key=lambda node: -node.log_path))[:limit]
-            self.gains = request.tree.path_probabilities(self._nodes)
+            self.gains = request.speculation.tree.path_probabilities(self._nodes)
 
     def nodes(self, count: int) -> list[Node]:
         """The best `count` nodes, parents first."""
@@ -206,7 +211,7 @@ class TreeCandidates:
 
     def _guesses(self, request: Request) -> list[Node]:
         """Guesses by prompt lookup behind the most probable leaf."""
-        leaf = next((node for node in self._nodes or [request.tree.root] if not node.children), None)
+        leaf = next((node for node in self._nodes or [request.speculation.tree.root] if not node.children), None)
         return [] if leaf is None else request.guesses_behind(leaf)
 
 
@@ -218,9 +223,9 @@ class PathCandidates:
 
     def __init__(self, request: Request, limit: int, lookup: bool, searched: int) -> None:
         """`searched`: the number of most probable nodes that paths are made of."""
-        root = request.tree.root
+        root = request.speculation.tree.root
         drafted = _most_probable(request, searched)
-        probabilities = request.tree.path_probabilities(drafted)
+        probabilities = request.speculation.tree.path_probabilities(drafted)
         leaves = [each for each in zip(drafted, probabilities, strict=True) if not each[0].children]
         self._open = leaves if root.children else [(root, 1.0)]
         self.open = [path for _, path in self._open]
@@ -231,7 +236,7 @@ class PathCandidates:
         if lookup:
             for leaf in dict.fromkeys((root, self._paths.end)):
                 guesses = request.guesses_behind(leaf)
-                self._paths.add(guesses, request.tree.path_probabilities(guesses))
+                self._paths.add(guesses, request.speculation.tree.path_probabilities(guesses))
         self.gains = _differences(self._paths.totals)
 
     def nodes(self, count: int) -> list[Node]:
@@ -306,5 +311,5 @@ def _differences(totals: Sequence[float]) -> list[float]:
 
 def _most_probable(request: Request, limit: int) -> list[Node]:
     """The `limit` most probable nodes that the request still has room for, parents first."""
-    deepest = request.tree.root.depth + request.room
-    return list(islice((node for node in request.tree.best() if node.depth <= deepest), limit))
+    deepest = request.speculation.tree.root.depth + request.room
+    return list(islice((node for node in request.speculation.tree.best() if node.depth <= deepest), limit))
