@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -135,6 +136,14 @@ def test_without_tools_deepseek_is_told_nothing_and_its_markers_are_text(models:
 
     assert "Tools" not in asked(CHAT, HELLO, models["deepseek"]).prompt
     assert answer["choices"][0]["message"]["content"] == DEEPSEEK
+
+
+def test_a_call_without_an_id_gets_one_that_every_template_reads(models: dict[str, ChatTemplate]):
+    """Mistral's read nine letters and digits alone."""
+    answer = post(CHAT, {**HELLO, "tools": TOOLS}, saying([DEEPSEEK]), template=models["deepseek"]).json()
+
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert re.fullmatch("[a-z0-9]{9}", call["id"])
 
 
 @pytest.mark.parametrize("arguments", [{"a": 2}, '{"a":2}'])
