@@ -13,6 +13,7 @@ def seen_request(tree: TokenTree, estimates: Estimates, **others: Any) -> Any:
     `Speculation`, of its draft, which does nothing."""
     draft = {"grown_at": 0.0, "ready_at": 0.0, "reading_until": 0.0, "asked_at": 0.0, "steps": 0}
     draft |= {"drafting": False, "in_turns": False, "resting": False, "lag": lambda since: 0.0}
+    draft |= {"tree": tree, "estimates": estimates}
     request = {"ready_since": 0.0, "room": 100, "plain_rounds": 0, "level": "tree", "guesses_behind": lambda leaf: []}
     request |= {"task": SimpleNamespace(draft_tokens=None), "tree": tree, "estimates": estimates}
     draft |= {name: others.pop(name) for name in list(others) if name in draft}
