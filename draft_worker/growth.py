@@ -192,8 +192,8 @@ class BestFirstGrowth:
             return None
         if not self._heap or -self._heap[0][0] < tree.root.log_path + self._worthwhile:
             return None
-        # A step takes hardly longer for more nodes, so the improbable ones fill its width.
-        least = tree.root.log_path + _MIN_LOG_PATH
+        # A step takes hardly longer for more nodes, so the improbable ones fill its width, unless the target waits.
+        least = tree.root.log_path + (_MIN_LOG_PATH if self._allowed is None else self._worthwhile)
         nodes: list[Node] = []
         while len(nodes) < min(self._plan.width, room) and self._heap and -self._heap[0][0] >= least:
             nodes.append(heapq.heappop(self._heap)[-1])

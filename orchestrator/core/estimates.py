@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from orchestrator.core.expected_rate import Expected
 from orchestrator.core.tuning import TUNING, Terms
 from protocol.messages.worker import Hello
 from protocol.speculation.token_tree import Calibration, Node
@@ -470,6 +471,37 @@ class TurnTaking:
                 tries.begin()
 
 
+@dataclass(slots=True)
+class Asked:
+    """What the rounds in which a draft in turns was asked brought beside what verifying at once was expected to give.
+
+    That has all that follows from the answer: guesses that turn out to be improbable and are not verified, further
+    steps, late responses, and forwards that take longer than the costs say.
+    """
+
+    _tokens: Mean = field(default_factory=lambda: Mean(TUNING.asked_rounds))
+    _squares: Mean = field(default_factory=lambda: Mean(TUNING.asked_rounds))
+    _seconds: Mean = field(default_factory=lambda: Mean(TUNING.asked_rounds))
+
+    @property
+    def known(self) -> bool:
+        return self._tokens.count >= TUNING.asked_known
+
+    def observe(self, round: MeasuredRound, instead: Expected) -> None:
+        """`instead`: what was expected of verifying at once."""
+        tokens = round.tokens - instead.tokens
+        self._tokens.observe(tokens)
+        self._squares.observe(tokens * tokens)
+        self._seconds.observe(min(round.seconds - instead.seconds, TUNING.outlier_rounds * instead.seconds))
+
+    def surplus(self, usual: float) -> float:
+        """Tokens beyond those of the usual rate in the same time, with half the standard error of all observations: a
+        few rounds must not end the asking that would correct them."""
+        tokens = self._tokens.get(0.0)
+        variance = max(0.0, self._squares.get(0.0) - tokens * tokens)
+        return tokens + 0.5 * math.sqrt(variance / max(1, self._tokens.count)) - usual * self._seconds.get(0.0)
+
+
 class Freshness:
     """The choice at every hit of a draft that reads features.
 
@@ -519,7 +551,8 @@ class DraftGate:
     _spread: Mean = field(default_factory=lambda: Mean(window=128, value=0.1, count=16))
     """Square of a round's gain."""
     _unread: tuple[float, float] = (0.0, 0.0)
-    """Tokens and seconds of the rounds of this request before the draft had read the prompt."""
+    """Tokens and seconds of the rounds of this request before the draft had read the prompt; a second counts as many
+    times as lookup alone was expected to be faster than plain decoding."""
 
     @property
     def paused(self) -> bool:
@@ -544,23 +577,24 @@ class DraftGate:
                 self._rest(self._pause.rounds)
                 self._pause.double()
 
-    def observe_gain(self, tokens: float, seconds: float, reads: bool, plain: float) -> None:
+    def observe_gain(self, tokens: float, seconds: float, reads: bool, plain: float, lookup: float) -> None:
         """A lone request's round of `tokens` expected tokens, whose draft rested or grew beside the target.
 
         `reads`: the draft has not read the prompt yet, so that nothing can be said of it. `plain`: tokens a second of
-        plain decoding beside a draft that grows.
+        plain decoding beside a draft that grows. `lookup`: as many times that rate are expected of this round with the
+        guesses of prompt lookup alone.
         """
         if self.paused:
-            self._plain.add(tokens, seconds)
+            self._plain.add(tokens / lookup, seconds)
         elif self.measuring and not reads:
             self._measuring_rounds -= 1
             if self._measuring_rounds < TUNING.plain_measured:
-                self._plain.add(tokens, seconds)
+                self._plain.add(tokens / lookup, seconds)
         elif reads:
-            self._unread = self._unread[0] + tokens, self._unread[1] + seconds
+            self._unread = self._unread[0] + tokens, self._unread[1] + lookup * seconds
         else:
             plain = self._plain.per_second if self._known else TUNING.assumed_gain * plain
-            gain = max(-TUNING.most_lost, tokens - plain * seconds)
+            gain = max(-TUNING.most_lost, tokens - plain * lookup * seconds)
             self._gained = min(TUNING.credit, self._gained + gain)
             self._spread.observe(gain * gain)
             if self._is_lost and self._known:
@@ -657,6 +691,10 @@ class Estimates:
     it reads what was accepted, and follows a forward of the target."""
     next_response: Mean = field(default_factory=Mean)
     """The same for the steps behind it."""
+    asked: tuple[Asked, Asked] = field(default_factory=lambda: (Asked(), Asked()))
+    """Where prompt lookup had no guess worth a verification, and where it had one."""
+    usual: Rate = field(default_factory=lambda: Rate(TUNING.usual_rounds))
+    """Of the last rounds of lone requests."""
     unasked: int = 0
     """Rounds since a draft that drafts in turns was last asked for a step."""
     calibration: Calibration = field(default_factory=Calibration)
@@ -677,6 +715,12 @@ class Estimates:
     def target(self) -> WidthCost:
         """Of the target's forwards in the present mode."""
         return self.beside_resting_draft if self.turns.in_turns else self.beside_draft
+
+    @property
+    def usual_rate(self) -> float:
+        """Tokens a second of the last rounds, at least those of plain decoding."""
+        plain = 1.0 / (self.target(1) + self.hop.get(0.0))
+        return max(plain, self.usual.per_second) if self.usual.rounds >= TUNING.usual_known else plain
 
     @property
     def slowdown(self) -> float:

@@ -10,39 +10,54 @@ ForwardCost = Callable[[int], float]
 """Seconds of one target forward over so many tokens, root included."""
 
 
-class NodeCounts(NamedTuple):
-    """Verify `nodes[i]` nodes of request i; expect `rate` tokens a second of all requests together."""
+class Expected(NamedTuple):
+    """What verifying so many nodes is expected to give."""
 
-    nodes: list[int]
-    rate: float
+    nodes: int
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    def surplus(self, usual: float) -> float:
+        """Tokens beyond those that `usual` tokens a second give in the same time (Dinkelbach 1967): choices of a higher
+        surplus at the rate that is reached raise that rate."""
+        return self.tokens - usual * self.seconds
 
 
-def best_count(gains: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1) -> tuple[int, float]:
-    """The number of nodes L that maximises (R + sum of the first L gains) / (T(R + L) + overhead), and that rate.
+def best_count(
+    gains: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1, usual: float | None = None
+) -> Expected:
+    """The number of nodes L with the highest surplus at the `usual` rate; without one, with the highest rate.
 
-    `gains`: the expected tokens that each further node adds. `overhead` is the hop plus any wait, in seconds; R is the
-    number of `roots`, one a request, each of which yields a token. L = 0 is plain decoding.
+    L nodes give R + the sum of the first L gains and take T(R + L) + overhead. `gains`: the expected tokens that each
+    further node adds. `overhead` is the hop plus any wait, in seconds; R is the number of `roots`, one a request, each
+    of which yields a token. L = 0 is plain decoding.
     """
     tokens = accumulate(gains, initial=float(roots))
-    rates = [expected / (cost(width) + overhead) for width, expected in enumerate(tokens, start=roots)]
-    rate = max(rates)
-    return rates.index(rate), rate
+    found = [Expected(nodes, each, cost(roots + nodes) + overhead) for nodes, each in enumerate(tokens)]
+    return max(found, key=lambda one: one.rate if usual is None else one.surplus(usual))
 
 
-def best_counts(gains: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
-    """`best_count` for requests that share a forward, given the gains of each.
+def best_counts(
+    gains: Sequence[Sequence[float]], cost: ForwardCost, overhead: float, usual: float | None = None
+) -> tuple[list[int], Expected]:
+    """`best_count` for requests that share a forward, given the gains of each: the nodes of each, and all together.
 
     The nodes with the highest gains go first. A node whose gain is below that of a later one counts with the mean of
     both, since the later one needs it.
     """
     if len(gains) == 1:
-        nodes, rate = best_count(gains[0], cost, overhead)
-        return NodeCounts([nodes], rate)
+        best = best_count(gains[0], cost, overhead, usual=usual)
+        return [best.nodes], best
     ranked = sorted(((rank, request) for request, own in enumerate(gains) for rank in _falling(own)), reverse=True)
     following = [iter(own) for own in gains]
-    nodes, rate = best_count([next(following[request]) for _, request in ranked], cost, overhead, len(gains))
-    chosen = Counter(request for _, request in ranked[:nodes])
-    return NodeCounts([chosen[request] for request in range(len(gains))], rate)
+    best = best_count([next(following[request]) for _, request in ranked], cost, overhead, len(gains), usual)
+    chosen = Counter(request for _, request in ranked[: best.nodes])
+    return [chosen[request] for request in range(len(gains))], best
 
 
 def _falling(gains: Sequence[float]) -> Sequence[float]:

@@ -116,11 +116,15 @@ class Meter:
         beside = rests and not (draft.in_turns or turns.in_turns)
         if gate.measuring or (undisturbed and (beside or gate.paused)):
             plain = 1.0 / (estimates.target(1) + estimates.hop.get(0.0))
-            gate.observe_gain(round.tokens, round.seconds, draft.reading, plain)
+            lookup = request.rate_without_draft() / plain
+            gate.observe_gain(round.tokens, round.seconds, draft.reading, plain, lookup)
         if request.began_with_hit and estimates.freshness is not None:
             estimates.freshness.observe(request.anew, len(verdict.path) + 1, round.waited + round.forward)
         if not (request.began_early and draft.wanted):
             estimates.hop.observe(round.overhead)
+        estimates.usual.add(round.tokens, round.seconds)
+        if request.instead is not None and undisturbed:
+            estimates.asked[request.instead.nodes > 0].observe(round, request.instead)
 
     def compare(self, speculation: Speculation, chosen: Sequence[int], last: bool = False) -> Comparison:
         """Compare a draft's guesses with the tokens that the target chose below the root, before the root moves."""

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.core.estimates import Estimates, MeasuredRound
 from orchestrator.core.events import Task
+from orchestrator.core.expected_rate import Expected, best_count
 from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, DraftPhase, DraftTrigger, Phase, Trigger
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
@@ -77,6 +78,8 @@ class Request:
         """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
         self._verified = self.speculation
         """The speculation whose tree is under verification, or was last."""
+        self.instead: Expected | None = None
+        """What was expected of verifying at once, of a round for which a draft in turns was asked."""
 
     @property
     def tree(self) -> TokenTree:
@@ -276,6 +279,12 @@ class Request:
         width = 1 + len(self._verified_nodes)
         return MeasuredRound(tokens, seconds, width, verdict.seconds, self.remaining, self._waited)
 
+    def rate_without_draft(self) -> float:
+        """Tokens a second that the present round is expected to give with the guesses of prompt lookup alone."""
+        root, estimates = self.tree.root, self.estimates
+        gains = self.tree.path_probabilities(self.guesses_behind(root))
+        return best_count(gains, estimates.target, estimates.hop.get(0.0)).rate
+
     def plain_tokens_per_second(self) -> float | None:
         """Estimated for plain decoding. None where nothing can be guessed, and if most forwards had other requests."""
         alone = sum(one.count for one in self.stats.forwards.values())
@@ -310,7 +319,7 @@ class Request:
         self.fruitless, self.suspect = 0, False
         self.ended_round = self._expected_tokens, now - self.ready_since
         self.ready_since = now
-        self.outstanding = None
+        self.outstanding = self.instead = None
         self._verified_nodes = {}
         hit = self.began_with_hit = self.speculation.commit(tokens, self.round, now)
         freshness = self.speculation.estimates.freshness

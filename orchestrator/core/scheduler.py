@@ -139,9 +139,10 @@ class Scheduler:
                     if draft_silent:
                         request.speculation.enter(DraftTrigger.WAIT_IN_VAIN)
                     trees.append(request.verify(nodes, now, goes_on))
-                case WaitUntil(until, steps):
+                case WaitUntil(until, steps, instead):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)
                     if steps is not None:
+                        request.instead = request.instead or instead
                         awaited.append((request.id, steps))
         if trees:
             self._round = _Round({tree.request for tree in trees}, sum(len(tree.tokens) for tree in trees))

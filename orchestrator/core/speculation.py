@@ -44,6 +44,8 @@ class Speculation:
         """When the draft was last asked for a step."""
         self._asked = 0
         """Steps below the root that a draft was asked for, if it drafts in turns."""
+        self._alone = True
+        """It was asked for a single one of them last."""
         self.in_turns = False
         """The draft rests until it is asked for a step."""
         self.can_rest = False
@@ -137,6 +139,7 @@ class Speculation:
     def ask(self, steps: int, now: float) -> None:
         """The draft was asked to grow up to `steps` steps below the root."""
         self.enter(DraftTrigger.ASK)
+        self._alone = steps == self.steps + 1
         self._asked, self.asked_at = steps, now
 
     def shorten_prefill(self, tokens: int) -> None:
@@ -176,7 +179,7 @@ class Speculation:
         response = None
         if self._round is None or growth.round == self._round:
             self.steps += 1
-            if self.in_turns and self.steps == self._asked:
+            if self.in_turns and self.steps == self._asked and self._alone:
                 response = now - self.asked_at
         # A draft may claim any time, but its step began after the growth before: that bounds the time.
         seconds, read = min(growth.seconds, now - self.grown_at), None

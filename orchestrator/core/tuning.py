@@ -39,16 +39,24 @@ def tuned(value: Any, log: str | None) -> Any:
 class Tuning:
     # What is verified, and whether to wait for growth
 
-    margin: float = tuned(1.02, "2026-11-27-waits-draft-beside-target")
-    """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
+    margin: float = tuned(0.02, "2026-11-27-waits-draft-beside-target")
+    """The rate after a wait must be higher by this share: its gain is an estimate, its cost is certain."""
     margin_beside: float = tuned(0.8, "2026-11-27-waits-draft-beside-target")
     """As much higher still for each forward that the wait lasts, at a miss where the draft grows beside the target:
     without the wait it grows during the verification, which costs nothing. Not for guesses that fade meanwhile."""
     look_ahead: int = tuned(4, None)
     """Growth steps that are looked ahead where the draft takes turns."""
-    most_unasked: int = tuned(32, None)
-    """Rounds in turns after which the draft is asked for a step again, whatever the figures say: they may be old."""
-    plain_rounds: int = tuned(8, "2026-11-26-target-idle-time-between")
+    explored: float = tuned(0.002, "2026-11-29-never-behind-its-parts")
+    """Share of the time that a draft in turns may cost where it does not pay: whether it does may have changed."""
+    usual_rounds: int = tuned(48, "2026-11-29-never-behind-its-parts")
+    """Rounds whose tokens a second are the usual rate."""
+    usual_known: int = tuned(8, "2026-11-29-never-behind-its-parts")
+    """Rounds before it counts; until then it is that of plain decoding."""
+    asked_rounds: int = tuned(64, "2026-11-29-never-behind-its-parts")
+    """Rounds in which a draft in turns was asked, of which the mean is taken."""
+    asked_known: int = tuned(8, "2026-11-29-never-behind-its-parts")
+    """The fewest of them that are believed."""
+    plain_rounds: int = tuned(32, "2026-11-29-never-behind-its-parts")
     """After so many rounds without a node the next one is expected to have none either."""
     searched: int = tuned(8, None)
     """Nodes that are searched for the best paths, for each node of the longest path, in all trees of a forward: the
@@ -70,6 +78,9 @@ class Tuning:
     """Share of the path probability worth a verification that is still worth a growth step."""
     max_least: float = tuned(0.1, None)
     """Whatever a token costs the target, the draft prepares nodes that are as probable as this."""
+    prepared_in_turns: float = tuned(0.7, "2026-11-29-never-behind-its-parts")
+    max_least_in_turns: float = tuned(0.5, "2026-11-29-never-behind-its-parts")
+    """The same two where draft and target take turns."""
     max_acceptance: float = tuned(0.9, None)
     """Highest acceptance that is believed: trees are finite, and an endless chain has at most 10 tokens."""
 

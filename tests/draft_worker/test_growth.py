@@ -169,6 +169,13 @@ def test_best_first_pauses_when_no_node_is_probable_enough(
     assert grower.answered(*enumerate(chances, start=1)) == evaluated
 
 
+@pytest.mark.parametrize(("steps", "evaluated"), [(None, [1, 2]), (2, [1])])
+def test_best_first_fills_its_width_with_improbable_nodes_unless_the_target_waits(steps, evaluated: list[int]):
+    grower = Grower(BestFirst(width=2, fan=2, least=0.3, steps=steps))
+
+    assert grower.answered(*enumerate((0.4, 0.2), start=1)) == evaluated
+
+
 @pytest.mark.parametrize("depth", [1, 3, 8])
 def test_a_chain_stops_at_its_depth(depth: int):
     grower = Grower(Chain(depth)).rest()

@@ -117,7 +117,7 @@ def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
         return TUNING.turns_gain
     cost, hop, shares = estimates.target, estimates.hop.get(0.0), estimates.ranks.shares(TUNING.step_guesses)
     plain = sharing / (cost(sharing) + hop)
-    gain = 1.0 - plain / best_counts([shares] * sharing, cost, hop + estimates.first_response.get(0.0)).rate
+    gain = 1.0 - plain / best_counts([shares] * sharing, cost, hop + estimates.first_response.get(0.0))[1].rate
     return max(TUNING.least_turns_gain, gain)
 
 

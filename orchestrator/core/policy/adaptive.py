@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, pairwise
+from typing import NamedTuple
 
 from orchestrator.core.estimates import Estimates
-from orchestrator.core.expected_rate import best_counts, with_growth
+from orchestrator.core.expected_rate import Expected, best_counts, with_growth
 from orchestrator.core.options import Options
 from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
 from orchestrator.core.policy.growth_width import growth_plan, growth_width, least_probability
@@ -37,21 +38,25 @@ class Adaptive:
         )
 
     def _wait_or_verify(self, requests: Sequence[Request], now: float) -> list[Decision]:
-        """Wait for growth if that promises a higher rate; else verify the root of each request and the best nodes of
-        all trees together."""
+        """Wait for growth if that is expected to pay, or if it is time to see whether it does; else verify the root of
+        each request and the best nodes of all trees together."""
         estimates, lookup = requests[0].speculation.estimates, self._options.lookup == "on"
         most = int(min(self._options.max_verify, estimates.target.reach - 1))
         guesses = [candidates(request, most, lookup, len(requests)) for request in requests]
         gains = [each.gains for each in guesses]
-        best = best_counts(gains, estimates.target, estimates.hop.get(0.0))
+        counts, best = best_counts(gains, estimates.target, estimates.hop.get(0.0))
+        in_turns = requests[0].speculation.in_turns
+        usual = estimates.usual_rate if in_turns and len(requests) == 1 else best.rate
         owed = [self._owed_growth(request, each, now) for request, each in zip(requests, guesses, strict=True)]
-        until = self._wait_until(requests, gains, owed, best.rate, now)
-        if until is not None:
-            return [WaitUntil(until, growth and growth.steps) for growth in owed]
-        goes_on = not any(best.nodes) and all(map(_stays_plain, requests))
-        return [
-            VerifyNodes(each.nodes(count), goes_on=goes_on) for each, count in zip(guesses, best.nodes, strict=True)
-        ]
+        wait = self._wait(requests, gains, owed, best, usual, now)
+        # The first step below a root shows what steps give there, and is worth a small part of all time.
+        begins = in_turns and not requests[0].speculation.steps
+        round_worth = TUNING.explored * usual * estimates.target(1) if begins else 0.0
+        if wait is not None and wait.gain + round_worth * estimates.unasked > 0:
+            return [WaitUntil(wait.until, growth and growth.steps, best) for growth in owed]
+        soon = wait is not None and wait.gain + round_worth * (estimates.unasked + 1) > 0
+        goes_on = not any(counts) and not soon and all(one.plain_rounds >= TUNING.plain_rounds for one in requests)
+        return [VerifyNodes(each.nodes(count), goes_on=goes_on) for each, count in zip(guesses, counts, strict=True)]
 
     def _owed_growth(self, request: Request, guesses: "NodeChoice", now: float) -> "_OwedGrowth | None":
         """The next growth, if one can be waited for."""
@@ -67,20 +72,23 @@ class Adaptive:
         give_up = due + min(estimates.slowest_step, TUNING.growth_wait)
         if give_up <= now or give_up == math.inf:
             return None
-        return _OwedGrowth(due, give_up, guesses, draft.steps + 1 if draft.resting else None)
+        return _OwedGrowth(due, give_up, guesses, draft.steps + _at_once(estimates) if draft.resting else None)
 
-    def _wait_until(
+    def _wait(
         self,
         requests: Sequence[Request],
         gains: list[list[float]],
         owed: "list[_OwedGrowth | None]",
-        rate: float,
+        best: Expected,
+        usual: float,
         now: float,
-    ) -> float | None:
-        """When to stop waiting for the next growth, if the expected rate after the wait is above `rate`; else None.
+    ) -> "_Wait | None":
+        """What waiting for the next growth is expected to bring beside verifying the `best` count at once; None if
+        there is no growth to wait for.
 
-        One growth step serves several trees: growth that is due within half a step of the first is awaited together.
-        Where the draft takes turns, a step may pay only with those behind it: it is worth a wait if any number is.
+        Both are compared by their surplus at the `usual` rate. One growth step serves several trees: growth that is due
+        within half a step of the first is awaited together. Where the draft takes turns, a step may pay only with those
+        behind it, so a few are looked at. What the first one brings is measured.
         """
         growths = [growth for growth in owed if growth is not None]
         if not growths:
@@ -90,23 +98,23 @@ class Adaptive:
         horizon = first + 0.5 * estimates.step.get(0.0)
         awaited = [growth for growth in growths if growth.due <= horizon]
         until = max(growth.give_up for growth in awaited)
-        if estimates.unasked >= TUNING.most_unasked:
-            return until
+        asked = estimates.asked[best.nodes > 0]
+        if in_turns and asked.known and len(requests) == 1 and not requests[0].speculation.steps:
+            return _Wait(until, asked.surplus(usual))
         shares, width = estimates.ranks.shares(self._options.draft_fan), growth_width(self._options, estimates)
         pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
         missed = not any(request.speculation.tree.root.children for request in requests)
         if missed and not in_turns and estimates.freshness is None:
             margin += TUNING.margin_beside * pause / estimates.target(len(requests))
-        wait = estimates.hop.get(0.0) + pause
+        wait, needed, gain = estimates.hop.get(0.0) + pause, usual * (1.0 + margin), -math.inf
         for steps in range(1, 1 + (TUNING.look_ahead if in_turns else 1)):
             later = [
                 present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
                 for present, growth in zip(gains, owed, strict=True)
             ]
-            if best_counts(later, estimates.target, wait).rate > rate * margin:
-                return until
+            gain = max(gain, best_counts(later, estimates.target, wait, needed)[1].surplus(needed))
             wait += estimates.next_response.get(estimates.step.get(0.0))
-        return None
+        return _Wait(until, gain - best.surplus(usual))
 
 
 def _let_drafts_read(requests: Sequence[Request], now: float) -> list[Decision]:
@@ -139,7 +147,8 @@ def _due(request: Request, now: float) -> float:
         # Steps beside the target, or while both load, take longer: hope, ask, and measure.
         first = estimates.first_response.get(0.0)
         response = estimates.next_response.get(first) if draft.steps else first
-        due = (now if draft.resting else draft.asked_at) + response
+        begun = draft.grown_at + step if draft.steps else draft.asked_at + response
+        due = now + response if draft.resting else begun
     elif not request.speculation.tree.root.children:
         # The step in flight grows the old root: its rest passes before the new root's step begins.
         due = request.ready_since + max(estimates.recovery.get(1.5 * step), draft.lag(request.ready_since))
@@ -148,11 +157,20 @@ def _due(request: Request, now: float) -> float:
     return max(due, draft.ready_at + step) if draft.ready_at > now else due
 
 
-def _stays_plain(request: Request) -> bool:
-    """Whether the next round will hardly have a node. A wrong answer costs the nodes of one round."""
-    draft = request.speculation
-    asks = draft.in_turns and draft.drafting and request.speculation.estimates.unasked + 1 >= TUNING.most_unasked
-    return request.plain_rounds >= TUNING.plain_rounds and not asks
+def _at_once(estimates: Estimates) -> int:
+    """Steps to ask a resting draft for. A step that is asked for together with the one before saves a round trip, and
+    is in vain where the answer shows that no further one pays."""
+    sure, likely, steps = estimates.ranks.shares(1)[0], 1.0, 1
+    least = estimates.step.get(0.0) / max(1e-9, estimates.next_response.get(0.0))
+    while steps < TUNING.look_ahead and (likely := likely * sure) >= least:
+        steps += 1
+    return steps
+
+
+class _Wait(NamedTuple):
+    until: float
+    gain: float
+    """Tokens, by the surplus."""
 
 
 @dataclass(frozen=True, slots=True)

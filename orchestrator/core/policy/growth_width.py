@@ -28,11 +28,15 @@ def least_probability(options: Options, estimates: Estimates) -> float:
 
     By the expected-rate rule the target verifies a node whose path probability exceeds p = E T'(L) / T(L), where
     T' is the cost of one more token and E = 1 / (1 - a) the expected tokens of an endless chain. When the root
-    moves, path probabilities rise, so the draft prepares nodes down to a share of p.
+    moves, path probabilities rise, so the draft prepares nodes down to a share of p. In turns the target waits for
+    each node, and a step is asked for below the root that is verified, so the share is larger.
     """
     cost, widest = estimates.target, options.max_verify + 1
     if not cost.known:
         return 0.0
     token_cost = max(0.0, cost(widest) - cost(1)) / (widest - 1)
     tokens = 1.0 / (1.0 - min(TUNING.max_acceptance, estimates.acceptance.get(0.0)))
-    return min(TUNING.max_least, TUNING.prepared * tokens * token_cost / cost((widest + 1) // 2))
+    worth = tokens * token_cost / cost((widest + 1) // 2)
+    if estimates.turns.in_turns:
+        return min(TUNING.max_least_in_turns, TUNING.prepared_in_turns * worth)
+    return min(TUNING.max_least, TUNING.prepared * worth)

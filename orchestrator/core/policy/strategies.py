@@ -117,8 +117,8 @@ class PublishedSsd(IndependentRequests):
         """The guesses by prompt lookup that are worth verifying, and their rate. No guess is plain decoding."""
         chain = request.guesses_behind(request.tree.root) if self._options.lookup == "on" else []
         estimates = request.estimates
-        nodes, rate = best_count(request.tree.path_probabilities(chain), estimates.target, estimates.hop.get(0.0))
-        return chain[:nodes], rate
+        best = best_count(request.tree.path_probabilities(chain), estimates.target, estimates.hop.get(0.0))
+        return chain[: best.nodes], best.rate
 
 
 def geometric_fan_out(acceptance: float, exponent: float, depth: int, budget: int) -> tuple[int, ...]:

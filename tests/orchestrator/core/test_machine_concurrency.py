@@ -135,9 +135,9 @@ def test_places_go_round():
 def test_the_most_probable_nodes_of_all_trees_are_verified_together():
     paths = [[0.9, 0.8, 0.1], [0.3, 0.2], []]
 
-    share = best_counts(paths, lambda width: 1.0 + 0.2 * width, 0.1)
+    counts, share = best_counts(paths, lambda width: 1.0 + 0.2 * width, 0.1)
 
-    assert share.nodes == [2, 0, 0]
+    assert counts == [2, 0, 0]
     assert share.rate == pytest.approx((3 + 0.9 + 0.8) / (1.0 + 0.2 * 5 + 0.1))
-    alone, _ = best_count(paths[0], lambda width: 1.0 + 0.2 * width, 0.1)
-    assert best_counts(paths[:1], lambda width: 1.0 + 0.2 * width, 0.1).nodes == [alone]
+    alone = best_count(paths[0], lambda width: 1.0 + 0.2 * width, 0.1)
+    assert best_counts(paths[:1], lambda width: 1.0 + 0.2 * width, 0.1) == ([alone.nodes], alone)

@@ -8,11 +8,18 @@ import pytest
 from orchestrator.core.tuning import Tuning
 from tests.support.paths import ROOT
 
-UNMEASURED = 40
+UNMEASURED = 39
 EVIDENCE = {
     "margin": "one margin of 1.2 in place of 1.02",
     "margin_beside": "higher by 0.8 for each plain forward that the wait lasts",
-    "plain_rounds": "goes on after 8 rounds without a node",
+    "plain_rounds": "32 rounds without a node in place of 8",
+    "explored": "0.4 and 0.2% of the time",
+    "usual_rounds": "the rate of the last 48 rounds",
+    "usual_known": "from 8 rounds on",
+    "asked_rounds": "over 64 rounds",
+    "asked_known": "8 or 16 of them",
+    "prepared_in_turns": "0.7 of the probability worth a row, at most 0.5",
+    "max_least_in_turns": "0.7 of the probability worth a row, at most 0.5",
     "min_width": "16 nodes a tree and step 308 tokens/s, 8: 333, 4: 336",
     "expensive_half": "costs more than 1.2 times a step over 8",
     "steep_half": "halving while a step costs 1.5 times the narrower one",

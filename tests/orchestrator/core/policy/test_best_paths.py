@@ -111,11 +111,13 @@ def test_joint_counts_are_the_best_whether_gains_fall_or_rise(gains, token, over
         expected = len(gains) + sum(sum(own[:count]) for own, count in zip(gains, counts, strict=True))
         return expected / (cost(len(gains) + sum(counts)) + overhead)
 
-    found = best_counts(gains, cost, overhead)
+    counts, found = best_counts(gains, cost, overhead)
 
     assert found.rate == pytest.approx(max(map(rate, itertools.product(*(range(len(own) + 1) for own in gains)))))
-    assert rate(found.nodes) == pytest.approx(found.rate)
-    assert len(gains) > 1 or best_count(gains[0], cost, overhead)[1] == pytest.approx(found.rate)
+    assert rate(counts) == pytest.approx(found.rate)
+    assert found.surplus(found.rate) == pytest.approx(0.0)
+    assert best_counts(gains, cost, overhead, usual=found.rate)[1].rate == pytest.approx(found.rate)
+    assert len(gains) > 1 or best_count(gains[0], cost, overhead).rate == pytest.approx(found.rate)
 
 
 @given(grown=GROWN, acceptance=PROBABILITIES, limit=st.integers(1, 7), width=st.integers(1, 16))

@@ -128,9 +128,10 @@ PLAIN = 0.016
 
 @dataclass
 class Decoding:
-    """Rounds of a lone request. A draft that rests gives plain rounds."""
+    """Rounds of a lone request. A draft that rests leaves the guesses of prompt lookup: so many tokens a round."""
 
     gate: DraftGate
+    lookup: float = 1.0
     rounds: int = 0
     worked: int = 0
     tokens: float = 0.0
@@ -143,21 +144,27 @@ class Decoding:
             rests = self.gate.paused or self.gate.measuring
             since = 0 if self.gate.paused else since + 1
             reading = not rests and reads(since)
-            given = 1.0 if rests or reading else tokens
+            given = self.lookup * (1.0 if rests or reading else tokens)
             seconds = PLAIN * (1.0 if rests else slow_down)
-            self.gate.observe_gain(given, seconds, reading, 1.0 / (PLAIN * slow_down))
+            self.gate.observe_gain(given, seconds, reading, 1.0 / (PLAIN * slow_down), self.lookup)
             self.gate.observe(None)
             self.rounds, self.worked = self.rounds + 1, self.worked + (not rests)
             self.tokens, self.seconds = self.tokens + given, self.seconds + seconds
 
     @property
     def gain(self) -> float:
-        """Ratio to plain decoding."""
-        return PLAIN * self.tokens / self.seconds
+        """Ratio to decoding without the draft."""
+        return PLAIN * self.tokens / self.lookup / self.seconds
 
 
-def decoded(rounds: int, tokens: float, slow_down: float, reads: Callable[[int], bool] = lambda _: False) -> Decoding:
-    decoding = Decoding(DraftGate())
+def decoded(
+    rounds: int,
+    tokens: float,
+    slow_down: float,
+    reads: Callable[[int], bool] = lambda _: False,
+    lookup: float = 1.0,
+) -> Decoding:
+    decoding = Decoding(DraftGate(), lookup)
     decoding.decode(rounds, tokens, slow_down, reads)
     return decoding
 
@@ -174,11 +181,14 @@ def test_a_draft_that_pays_a_little_rests_once_so_that_plain_decoding_is_measure
     assert 1980 < decoding.worked < 2000
 
 
+@pytest.mark.parametrize("lookup", [1.0, 2.5])
 @pytest.mark.parametrize("reading", [0, 30, 300])
 @pytest.mark.parametrize(("tokens", "slow_down"), [(1.0, 1.05), (1.0, 1.3), (1.15, 1.2)])
-def test_tries_of_a_draft_that_does_not_pay_cost_less_than_a_hundredth(tokens: float, slow_down: float, reading: int):
-    """A long prompt is read the more seldom, however short the answers are."""
-    decoding = decoded(20_000, tokens, slow_down, lambda since: since < reading)
+def test_tries_of_a_draft_that_does_not_pay_cost_less_than_a_hundredth(
+    tokens: float, slow_down: float, reading: int, lookup: float
+):
+    """A long prompt is read the more seldom, however short the answers are. `tokens`: beside those of lookup alone."""
+    decoding = decoded(20_000, tokens, slow_down, lambda since: since < reading, lookup)
 
     assert 0 < decoding.worked < 0.25 * decoding.rounds
     assert decoding.gain > 0.985
@@ -206,7 +216,7 @@ def test_a_draft_that_pays_works_again_after_a_text_in_which_it_did_not():
 def test_a_stall_is_no_reason_to_rest():
     gate = DraftGate()
     for number in range(400):
-        gate.observe_gain(1.5, 30.0 if number == 200 else PLAIN, False, 1.0 / PLAIN)
+        gate.observe_gain(1.5, 30.0 if number == 200 else PLAIN, False, 1.0 / PLAIN, 1.0)
 
     assert not gate.paused
     assert not gate.measuring
