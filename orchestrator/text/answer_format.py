@@ -89,7 +89,7 @@ class AnswerFormat:
         """`opened`: as `opens_thought` has it; `tools`: those that the request offers; `marks`: the output has them
         before `marked` tokens."""
         if self.harmony:
-            return HarmonyParser(bool(tools), most_calls)
+            return HarmonyParser(tools, most_calls)
         thought = ThoughtParser(self.thought, opened) if self.thought else None
         calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
         dropped = self.thought.wrappers if self.thought else ()

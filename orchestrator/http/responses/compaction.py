@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.api.result import Result
 from orchestrator.http.generation import ChoiceEnd, OutputEvent
 from orchestrator.http.responses.answer import OutputItem, ResponseAnswer, item_event
-from orchestrator.text.answer.parts import Call, Part, Spoken
+from orchestrator.text.answer.parts import Arguments, Call, Part, Spoken
 
 Item = Mapping[str, Any]
 COMPACTION_TOKENS = 2048
@@ -83,9 +83,11 @@ class SummaryAnswer(ResponseAnswer):
         match part:
             case Spoken(text):
                 self._text += text
-            case Call(name=name, arguments=arguments):
+            case Call(name=name, arguments=arguments, more=more):
                 # What the model would do next, though it was asked for words.
-                self._text += f"\nNext: {name}({arguments})"
+                self._text += f"\nNext: {name}({arguments}{'' if more else ')'}"
+            case Arguments(text, last=last):
+                self._text += text + ")" * last
             case _:
                 yield from super()._of_part(part, logprobs)
 

@@ -16,18 +16,16 @@ from orchestrator.http.openai.answer_content import call_id
 from orchestrator.http.openai.history import Note, shown
 from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
 from orchestrator.http.openai.translation import TranslatedRequest, left_out_tools
-from orchestrator.http.responses.answer import CallItem
+from orchestrator.http.responses.answer import INPUT, CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
 from orchestrator.text.answer.parts import Call
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
-_INPUT = "input"
-"""The only parameter of a custom tool's function."""
 _CUSTOM_PARAMETERS = {
     "type": "object",
-    "properties": {_INPUT: {"type": "string"}},
-    "required": [_INPUT],
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
     "additionalProperties": False,
 }
 
@@ -59,8 +57,7 @@ class OfferedTools:
     def call_item(self, place: int, call: Call) -> CallItem:
         """The item at index `place`."""
         origin = self._origins.get(call.name, Origin(call.name))
-        content = custom_input(call.arguments) if origin.custom else call.arguments
-        return CallItem(place, call_id(call), origin.name, content, origin.namespace, custom=origin.custom)
+        return CallItem(place, call_id(call), origin.name, origin.namespace, custom=origin.custom)
 
     def _add(self, tool: Tool) -> None:
         if tool.get("type") != "namespace":
@@ -91,14 +88,7 @@ def joined_name(name: str, namespace: object = None) -> str:
 
 def custom_arguments(text: str) -> str:
     """The arguments of a custom tool's function."""
-    return msgspec.json.encode({_INPUT: text}).decode()
-
-
-def custom_input(arguments: str) -> str:
-    """The input of a custom tool; the arguments themselves if the model gave the function others."""
-    found = msgspec.json.decode(arguments)
-    text = found.get(_INPUT) if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
+    return msgspec.json.encode({INPUT: text}).decode()
 
 
 def _members(namespace: Tool) -> Iterator[Tool]:

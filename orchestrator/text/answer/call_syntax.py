@@ -6,6 +6,7 @@
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from orchestrator.text.answer.bound_calls import Marks, Style, StyledCalls
+from orchestrator.text.answer.call_stream import LONGEST_HEADER, CallForm, JsonObject, TextFields, Translator
 from orchestrator.text.answer.parameters import ALL_TYPES, Parameters, Types, read_as
-from orchestrator.text.answer.parts import Call
+from orchestrator.text.answer.parts import Arguments, Call
 from orchestrator.text.chat_template import ChatTemplate
 
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
@@ -27,7 +29,7 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]]
 class FoundCalls(NamedTuple):
     """Calls between two markers, and the text behind them that belongs to none."""
 
-    calls: list[Call]
+    calls: Sequence[Call | Arguments]
     rest: str
 
 
@@ -86,6 +88,10 @@ class CallSyntax:
     without_end: Callable[[str], Iterable[tuple[str, str]]] | None = None
     """Where the end marker is missing: contents that may be complete, the best first, with the text behind each. None:
     a call is complete only with the marker."""
+    forms: tuple[CallForm, ...] = ()
+    """Calls that can be read while they are written; others are read at their end."""
+    translator: Callable[[], Translator] | None = None
+    """To what `forms` read."""
     style: Style | None = None
     """How grammars write it; None for calls that can't be bound."""
     styles: tuple[tuple[str, Style], ...] = ()
@@ -153,6 +159,110 @@ class CallSyntax:
         found = importlib.import_module(f"{_mlx_parsers()}.{self.name}").parse_tool_call(read, known)
         calls = found if isinstance(found, list) else [found]
         return [_as_types(call, tools) for call in calls] if self.text_arguments else calls, ""
+
+
+class CallLimit:
+    """The calls of an answer that the client accepts."""
+
+    def __init__(self, most: int | None) -> None:
+        """None for any number."""
+        self._most = most
+        self._found = 0
+
+    def kept(self, parts: Sequence[Call | Arguments]) -> Sequence[Call | Arguments]:
+        if self._most is None:
+            return parts
+        kept: list[Call | Arguments] = []
+        for part in parts:
+            self._found += isinstance(part, Call)
+            if self._found <= self._most:
+                kept.append(part)
+        return kept
+
+
+class CallStream:
+    """Reads the calls between two markers while they are written, if their functions are offered."""
+
+    def __init__(self, syntax: CallSyntax, tools: Tools) -> None:
+        self._syntax = syntax
+        self._tools = tools
+        self._functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self._translator = syntax.translator and syntax.translator()
+        self._whole: list[str] = []
+        """What was pushed before the first call."""
+        self._held = ""
+        self._tail = ""
+        self._reader: JsonObject | TextFields | None = None
+        self._begun = False
+
+    @property
+    def content(self) -> str:
+        """All of it, while no call was begun."""
+        return "".join(self._whole)
+
+    def push(self, text: str) -> Sequence[Call | Arguments]:
+        if not self._begun:
+            self._whole.append(text)
+        return self._read(self._translator.push(text) if self._translator else text)
+
+    def finish(self, *, marked: bool) -> FoundCalls | None:
+        """The last parts, and the text behind them; None without calls. `marked`: the end marker was there."""
+        parts = [*self._read(self._translator.finish() if self._translator else "")]
+        if self._reader is not None:
+            parts.append(Arguments(self._reader.close(marked=marked), last=True))
+            self._held = self._reader.rest or ""
+        if self._begun:
+            return FoundCalls(parts, self._held[self._behind(self._held) :])
+        whole = self.content
+        return self._syntax.read(whole, self._tools) if marked else self._syntax.read_cut(whole, self._tools)
+
+    def _read(self, text: str) -> Sequence[Call | Arguments]:
+        parts: list[Call | Arguments] = []
+        while self._reader is not None or (text := self._begin(text, parts)):
+            assert self._reader is not None
+            piece = self._reader.push(text)
+            done = self._reader.rest is not None
+            match parts[-1] if parts else None:
+                case Call(name, "", id, more=True):
+                    parts[-1] = Call(name, piece, id, more=not done)
+                case _ if piece or done:
+                    parts.append(Arguments(piece, last=done))
+                case _:
+                    pass
+            if not done:
+                break
+            text, self._reader = self._reader.rest or "", None
+        return parts
+
+    def _begin(self, text: str, parts: list[Call | Arguments]) -> str:
+        """Begins a call, if its header is complete. Returns what stands behind that."""
+        self._held += text
+        begin = self._behind(self._held)
+        for form in self._syntax.forms:
+            found = form.header.match(self._held[: begin + LONGEST_HEADER], begin)
+            function = found and self._functions.get(found["name"])
+            if found and function:
+                header, text, self._held = found[0], self._held[found.end() :], ""
+                self._begun, self._tail = True, form.tail
+                self._reader = (
+                    TextFields(form.fields, self._syntax.end, function, partial(self._field, header))
+                    if form.fields
+                    else JsonObject()
+                )
+                parts.append(Call(function["name"], "", found.groupdict().get("id"), more=True))
+                return text
+        return ""
+
+    def _behind(self, text: str) -> int:
+        """Where the tail of the call before ends."""
+        found = re.match(self._tail, text)
+        return found.end() if found else 0
+
+    def _field(self, header: str, field: str) -> str | None:
+        """The JSON object of one argument."""
+        found = self._syntax.read(header + field, self._tools)
+        call = found.calls[0] if found else None
+        return call.arguments if isinstance(call, Call) else None
 
 
 class _Call(msgspec.Struct):

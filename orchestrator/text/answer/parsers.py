@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from orchestrator.text.answer.call_syntax import CallSyntax, FoundCalls, Tools
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtSpan
+from orchestrator.text.answer.call_syntax import CallLimit, CallStream, CallSyntax, Tools
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.stop_scanner import Place, StopScanner, ThoughtScanner
 from orchestrator.text.tokenizer import MARK
 
@@ -138,8 +138,11 @@ def _reasoning(text: str) -> list[Reasoning | Spoken]:
     return [Reasoning(text)] if text else []
 
 
+TextPart: TypeAlias = Spoken | Call | Arguments
+
+
 class ToolCallParser:
-    """Splits a text into calls and the text around them. A malformed or incomplete call is text.
+    """Splits a text into calls and the text around them. A malformed or incomplete call is text, unless it was begun.
 
     Markers around a section of calls are dropped, unless no call is in it.
     """
@@ -148,14 +151,13 @@ class ToolCallParser:
         """`most`: number of calls that the client accepts, further ones are dropped; None for any number."""
         self._syntax = syntax
         self._tools = tools
-        self._most = most
-        self._found = 0
+        self._kept = CallLimit(most).kept
         self._section_start, self._section_end = syntax.section or ("", "")
         self._in_section = False
-        self._in_call = False
+        self._stream: CallStream | None = None
         """Behind a start marker."""
         self._content = ""
-        """Of the call so far, or what may be dropped: white space behind a call, or a section's start."""
+        """What may be dropped: white space behind a call, or a section's start."""
         self._before = ""
         """What is dropped before the call if that is complete."""
         self._behind_call = False
@@ -165,39 +167,44 @@ class ToolCallParser:
     @property
     def inside(self) -> bool:
         """Whether a call was begun that will have an end marker."""
-        return (self._in_call or self._in_section) and bool(self._syntax.end)
+        return (self._stream is not None or self._in_section) and bool(self._syntax.end)
 
-    def push(self, text: str) -> Sequence[Spoken | Call]:
-        parts: list[Spoken | Call] = []
+    def push(self, text: str) -> Sequence[TextPart]:
+        parts: list[TextPart] = []
         while True:
             before, found = self._scanner.push(text)
-            self._content += before
+            if self._stream is None:
+                self._content += before
+            else:
+                parts += self._kept(self._stream.push(before))
             if not found:
-                return parts if self._in_call else [*parts, *self._spoken()]
+                return parts if self._stream is not None else [*parts, *self._spoken()]
             parts += self._cross(self._scanner.found)
             text = self._scanner.rest
             self._scanner = StopScanner(self._markers)
 
-    def finish(self) -> Sequence[Spoken | Call]:
+    def finish(self) -> Sequence[TextPart]:
         """The parts that were held back. What is pushed later is no part of them."""
-        self._content += self._scanner.flush()
-        in_call, self._in_call, self._in_section = self._in_call, False, False
-        self._scanner = StopScanner(self._markers)
-        if not in_call:
+        held, self._scanner, self._in_section = self._scanner.flush(), StopScanner(self._markers), False
+        if self._stream is None:
+            self._content += held
             return self._spoken()
-        return self._call(self._syntax.read_cut(self._content, self._tools), "")
+        parts = [*self._kept(self._stream.push(held)), *self._call(self._stream, "", marked=False)]
+        self._stream, self._scanner = None, StopScanner(self._markers)
+        return parts
 
     @property
     def _markers(self) -> Sequence[str]:
-        if self._in_call:
+        if self._stream is not None:
             return [self._syntax.end or self._syntax.start]
         return [self._syntax.start, self._section_end if self._in_section else self._section_start]
 
-    def _cross(self, marker: str | None) -> list[Spoken | Call]:
+    def _cross(self, marker: str | None) -> list[TextPart]:
         """Go behind a marker. Without an end marker, the next start marker ends a call and begins one."""
-        if self._in_call:
-            self._in_call = not self._syntax.end
-            return self._call(self._syntax.read(self._content, self._tools), self._syntax.end)
+        if self._stream is not None:
+            stream = self._stream
+            self._stream = None if self._syntax.end else CallStream(self._syntax, self._tools)
+            return self._call(stream, self._syntax.end, marked=True)
         if self._in_section and marker == self._section_end:
             self._in_section = False
             if not self._behind_call or self._content.strip():
@@ -205,14 +212,14 @@ class ToolCallParser:
             return self._spoken()
         parts = self._spoken()
         if marker == self._syntax.start:
-            self._in_call = True
+            self._stream = CallStream(self._syntax, self._tools)
             self._before, self._content = "" if self._behind_call else self._content, ""
         else:
             self._in_section, self._behind_call = True, False
             self._content = self._section_start
         return parts
 
-    def _spoken(self) -> list[Spoken | Call]:
+    def _spoken(self) -> list[TextPart]:
         """The text so far, unless a call may follow before which it is dropped."""
         begun = self._in_section and not self._content.removeprefix(self._section_start).strip()
         if begun or (self._behind_call and not self._content.strip()):
@@ -220,20 +227,18 @@ class ToolCallParser:
         self._behind_call = False
         return self._text()
 
-    def _call(self, found: FoundCalls | None, end: str) -> list[Spoken | Call]:
+    def _call(self, stream: CallStream, end: str, *, marked: bool) -> list[TextPart]:
+        found = stream.finish(marked=marked)
         before, self._before = self._before, ""
         if found is None:
-            self._content = before + self._syntax.start + self._content + end
+            self._content = before + self._syntax.start + stream.content + end
             self._behind_call = False
             return self._text()
-        calls = found.calls
         self._content = found.rest if found.rest.strip() else ""
         self._behind_call = True
-        kept = calls if self._most is None else calls[: max(0, self._most - self._found)]
-        self._found += len(calls)
-        return [*kept, *self._spoken()]
+        return [*self._kept(found.calls), *self._spoken()]
 
-    def _text(self) -> list[Spoken | Call]:
+    def _text(self) -> list[TextPart]:
         text, self._content = self._content, ""
         return [Spoken(text)] if text else []
 

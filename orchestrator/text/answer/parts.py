@@ -21,16 +21,26 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Call:
-    """A complete tool call."""
+    """A tool call."""
 
     name: str
     arguments: str
-    """A JSON object."""
+    """A JSON object, or its beginning."""
     id: str | None = None
     """The id that the model gave it, in formats that have one."""
+    more: bool = False
+    """More `Arguments` follow, up to the last ones."""
 
 
-Part: TypeAlias = Reasoning | Spoken | Call
+@dataclass(frozen=True)
+class Arguments:
+    """A piece of the arguments of the call before. They are no JSON if the model wrote none, or no end."""
+
+    text: str
+    last: bool = False
+
+
+Part: TypeAlias = Reasoning | Spoken | Call | Arguments
 
 
 class ThoughtSpan(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
+from orchestrator.text.answer.call_stream import OBJECT, CallForm
 from orchestrator.text.answer.call_syntax import CallSyntax, Tools
 
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -51,6 +52,10 @@ DEEPSEEK = CallSyntax(
     inner_markers=(_SEPARATOR,),
     template_marks=((_START, _SEPARATOR),),
     reader=_call,
+    forms=(
+        CallForm(re.compile(rf"\s*(?P<name>[^\s`]+?)\s*{_SEPARATOR}" + OBJECT)),
+        CallForm(re.compile(rf"[^`]*?{_SEPARATOR}\s*(?P<name>[^\s`]+)\s*```(?:json)?" + OBJECT), r"\s*```"),
+    ),
     style=_PLAIN,
     styles=(("```json", _IN_BLOCKS),),
     description=_described,

@@ -2,27 +2,26 @@
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import BareObject, Style
+from orchestrator.text.answer.call_stream import OBJECT, CallForm, QuotedTexts
 from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is, in_order
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 _QUOTE = '<|"|>'
 _NAME = re.compile(r"([{,]\s*)(?!call:[\w.-]+\{)([\w.-]+)(\s*:)")
+_TRANSLATOR = partial(QuotedTexts, _QUOTE, partial(_NAME.sub, r'\1"\2"\3'))
 _HEADER = re.compile(r"[\s,;]*call:(?P<name>[\w.-]+)(?=\{)")
 
 
 def _calls(content: str) -> tuple[list[Any], str]:
     """`call:NAME{…}`, repeated: JSON whose names have no quotes, and whose texts stand between `<|"|>`."""
-    outside = True
-    pieces = []
-    for piece in content.split(_QUOTE):
-        pieces.append(_NAME.sub(r'\1"\2"\3', piece) if outside else json.dumps(piece))
-        outside = not outside
-    if outside:
+    texts = _TRANSLATOR()
+    written, calls, end = texts.push(content) + texts.finish(), [], 0
+    if texts.inside:
         raise ValueError("a text has no end")
-    written, calls, end = "".join(pieces), [], 0
     while header := _HEADER.match(written, end):
         arguments, end = json.JSONDecoder().raw_decode(written, header.end())
         calls.append({"name": header["name"], "arguments": arguments})
@@ -40,6 +39,8 @@ GEMMA = CallSyntax(
     template_marks=(("<|tool_call>", "<tool_call|>"),),
     reader=_calls,
     without_end=as_it_is,
+    forms=(CallForm(re.compile(r"[\s,;]*call:(?P<name>[\w.-]+)" + OBJECT)),),
+    translator=_TRANSLATOR,
     style=Style(
         BareObject(_QUOTE, never=("<tool_call|>",)), start="<|tool_call>", before="call:", after="<tool_call|>"
     ),
@@ -49,6 +50,8 @@ FUNCTION_GEMMA = CallSyntax(
     "<start_function_call>",
     "<end_function_call>",
     inner_markers=("<escape>",),
+    forms=(CallForm(re.compile(r"\s*call:(?P<name>\w+)(?=\{)")),),
+    translator=partial(QuotedTexts, "<escape>"),
     well_formed=in_order("call:", "}"),
     style=Style(
         BareObject("<escape>", never=("}", "<end_function_call>"), flat=True),

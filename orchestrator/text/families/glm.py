@@ -1,6 +1,9 @@
 """GLM and Laguna: arguments between `<arg_key>` and `<arg_value>`. LongCat: the same with markers of its own."""
 
+import re
+
 from orchestrator.text.answer.bound_calls import Fields, Style
+from orchestrator.text.answer.call_stream import CallForm, FieldMarks
 from orchestrator.text.answer.call_syntax import CallSyntax, in_order
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
@@ -17,6 +20,14 @@ def _lines(prefix: str) -> Style:
     )
 
 
+def _form(prefix: str) -> CallForm:
+    key, value = f"{prefix}arg_key>", f"{prefix}arg_value>"
+    field = re.compile(rf"\s*<{key}\s*(?P<key>[^<]*?)\s*</{key}(?:\\n|\s)*<{value}\s*(?=\S)")
+    return CallForm(
+        re.compile(rf"\s*(?P<name>[^\s<]+)\s*(?=<{key})"), fields=(FieldMarks(field, f"<{key}", f"</{value}"),)
+    )
+
+
 GLM = CallSyntax(
     "glm47",
     "<tool_call>",
@@ -26,6 +37,7 @@ GLM = CallSyntax(
     settings_names=("glm47", "laguna"),
     text_arguments=True,
     offered_only=True,
+    forms=(_form(""),),
     well_formed=in_order("<arg_key>", "<arg_value>", "</arg_value>"),
     style=Style(
         Fields("<arg_key>", "</arg_key><arg_value>", "</arg_value>", never=("</tool_call>",)),
@@ -43,6 +55,7 @@ LONGCAT = CallSyntax(
     inner_markers=("<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
     text_arguments=True,
     name_alone=True,
+    forms=(_form("longcat_"),),
     well_formed=in_order("<longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
     style=_lines("longcat_"),
 )

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
+from orchestrator.text.answer.call_stream import CallForm, json_header
 from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
 
 _START = '{"name":'
@@ -23,5 +24,6 @@ LLAMA = CallSyntax(
     template_marks=(('"parameters": dictionary of argument name',),),
     reader=_call,
     without_end=as_it_is,
+    forms=(CallForm(json_header("", "parameters"), r"\s*\}[\s;]*"),),
     style=Style(start=_START, before=" ", behind=', "parameters": ', quoted=True, after="}", separator="\n"),
 )

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
+from orchestrator.text.answer.call_stream import OBJECT, CallForm, json_header
 from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
@@ -53,6 +54,10 @@ MISTRAL = CallSyntax(
     inner_markers=("[ARGS]", "[CALL_ID]"),
     reader=_calls,
     without_end=as_it_is,
+    forms=(
+        CallForm(re.compile(_HEADER.pattern + OBJECT)),
+        CallForm(json_header(r'\s*[\[,]\s*\{\s*"name"\s*:'), r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}(?:\s*\])?'),
+    ),
     style=Style(None, opening="[TOOL_CALLS] [", separator=", ", closing="]"),
     styles=(("[ARGS]", Style(start="[TOOL_CALLS]", behind="[ARGS]")),),
 )

@@ -1,10 +1,12 @@
 """Qwen: `<think>`, as DeepSeek and most others write it, and JSON calls, as Hermes models do; Qwen Coder's calls."""
 
+import re
 from typing import Any
 
 import msgspec
 
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
+from orchestrator.text.answer.call_stream import CallForm, FieldMarks, json_header
 from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.chat_template import ChatTemplate
@@ -40,16 +42,22 @@ JSON_SYNTAX = CallSyntax(
     settings_names=("json_tools",),
     reader=_json_call,
     without_end=as_it_is,
+    forms=(CallForm(json_header(r'\s*\{\s*"name"\s*:'), r"\s*\}"),),
     style=_JSON,
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
+_FIELD = FieldMarks(
+    re.compile(r"\s*<parameter=\s*(?P<key>[^\s<>]+)\s*>(?:\n|(?=[^\n]))"), "<parameter=", "</parameter>", space="\n"
+)
 CODER = CallSyntax(
     "qwen3_coder",
-    "<tool_call>",
-    "</tool_call>",
+    "<function=",
+    "</function>",
+    section=("<tool_call>", "</tool_call>"),
     # In a template's source, the line break may be an escape.
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
     text_arguments=True,
+    forms=(CallForm(re.compile(r"\s*(?P<name>[^\s<>]+)\s*>(?=\s*<p)"), fields=(_FIELD,)),),
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
         start="<tool_call>\n",

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.http.errors import ApiError
-from orchestrator.http.responses.request import Response, custom_arguments, custom_input
+from orchestrator.http.responses.answer import CustomInput, custom_input
+from orchestrator.http.responses.request import Response, custom_arguments
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.grammar import Json

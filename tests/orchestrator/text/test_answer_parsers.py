@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.text import families
 from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
-from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
+from orchestrator.text.answer.parts import AnswerParser, Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.answer_format import AnswerFormat, infer_answer_format, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families import THOUGHTS
@@ -63,6 +63,8 @@ def joined(parts: Sequence[Part]) -> list[Part]:
                 found[-1] = Reasoning(before + text)
             case Spoken(before), Spoken(text):
                 found[-1] = Spoken(before + text)
+            case Call(name, before, id, more=True), Arguments(text, last=last):
+                found[-1] = Call(name, before + text, id, more=not last)
             case _:
                 found.append(part)
     return found
@@ -78,11 +80,20 @@ def thinking(pieces: Sequence[str], *, opened: bool = False, markers: ThoughtMar
 
 def calling(name: str, pieces: Sequence[str], most: int | None = None) -> list[Part]:
     found = parts(AnswerFormat(THINK, NAMED[name]).parser(False, TOOLS, most), pieces)
-    return [Call(part.name, part.arguments) if isinstance(part, Call) else part for part in found]
+    return [Call(part.name, compact(part.arguments)) if isinstance(part, Call) else part for part in found]
+
+
+def compact(arguments: str) -> str:
+    """Without white space, if it is JSON."""
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False, separators=(",", ":"))
+    except ValueError:
+        return arguments
 
 
 def harmony(pieces: Sequence[str], *, tools: bool = True, most: int | None = None) -> list[Part]:
-    return parts(HarmonyParser(tools, most), pieces)
+    found = parts(HarmonyParser(TOOLS if tools else (), most), pieces)
+    return [Call(part.name, compact(part.arguments)) if isinstance(part, Call) else part for part in found]
 
 
 # Reasoning ---------------------------------------------------------------------------------------
@@ -447,7 +458,7 @@ def test_without_tools_a_call_in_harmony_is_reasoning():
 )
 def test_borders_do_not_matter_in_harmony(pieces: list[str]):
     said = "".join(pieces)
-    cut, whole, single = (HarmonyParser(True, None) for _ in range(3))
+    cut, whole, single = (HarmonyParser(TOOLS, None) for _ in range(3))
 
     assert parts(cut, pieces) == parts(whole, [said]) == parts(single, [*said])
     assert cut.thoughts == whole.thoughts == single.thoughts
