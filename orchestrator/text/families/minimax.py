@@ -1,7 +1,9 @@
 """MiniMax M2, MiniCPM 5 and Muse Spark: an element of XML for each call and each argument."""
 
 from orchestrator.text.answer.bound_calls import Fields, Style
-from orchestrator.text.answer.call_syntax import CallSyntax, in_order
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order, up_to
+
+_NAMES = ('"NAME"', "'NAME'", "NAME>")
 
 MINIMAX = CallSyntax(
     "minimax_m2",
@@ -9,7 +11,10 @@ MINIMAX = CallSyntax(
     "</invoke>",
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
     text_arguments=True,
-    offered_only=True,
+    tagged=True,
+    heads=_NAMES,
+    quotes={"<parameter name=": ("</parameter>",)},
+    without_end=up_to("</parameter>"),
     style=Style(
         Fields('<parameter name="', '">', "</parameter>", after="\n", never=("</invoke>", "</minimax:tool_call>")),
         opening="<minimax:tool_call>\n",
@@ -26,6 +31,9 @@ MINICPM = CallSyntax(
     "</function>",
     template_marks=(('<function name="', '<param name="'),),
     text_arguments=True,
+    heads=_NAMES,
+    quotes={"<param name=": ("</param>",)},
+    without_end=up_to("</param>"),
     style=Style(
         Fields('<param name="', '">', "</param>", never=("</function>",)),
         start='<function name="',
@@ -40,6 +48,9 @@ MUSE_SPARK = CallSyntax(
     "<atem:invoke",
     "</atem:invoke>",
     section=("<atem:function_calls>", "</atem:function_calls>"),
+    tagged=True,
+    heads=('name="NAME"',),
+    quotes={"<atem:parameter": ("</atem:parameter>",)},
     well_formed=lambda content: "<atem:invoke" not in content and _ordered(content),
 )
 """Its texts can't be told from numbers, so its calls can't be bound."""

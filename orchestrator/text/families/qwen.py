@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is, up_to
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
@@ -45,11 +45,16 @@ JSON_SYNTAX = CallSyntax(
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
 CODER = CallSyntax(
     "qwen3_coder",
-    "<tool_call>",
-    "</tool_call>",
+    "<function=",
+    "</function>",
+    section=("<tool_call>", "</tool_call>"),
     # In a template's source, the line break may be an escape.
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
     text_arguments=True,
+    tagged=True,
+    heads=("NAME>",),
+    quotes={"<parameter=": ("</parameter>",)},
+    without_end=up_to("</parameter>"),
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
         start="<tool_call>\n",
