@@ -8,8 +8,9 @@ from itertools import chain
 from msgspec.structs import replace
 
 from orchestrator.text.answer.bound_calls import CallWriter
+from orchestrator.text.answer.call_finder import CallFinder
 from orchestrator.text.answer.call_syntax import CallSyntax, Tools
-from orchestrator.text.answer.parsers import MarkedParser, ThoughtMarkers, ThoughtParser, ToolCallParser, WrapperParser
+from orchestrator.text.answer.parsers import MarkedParser, ThoughtMarkers, ThoughtParser
 from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.chat_template import ChatMessage, ChatTemplate
 from orchestrator.text.families import SYNTAXES, THOUGHTS
@@ -91,9 +92,8 @@ class AnswerFormat:
         if self.harmony:
             return HarmonyParser(tools, most_calls)
         thought = ThoughtParser(self.thought, opened) if self.thought else None
-        calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
-        dropped = self.thought.wrappers if self.thought else ()
-        return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None, marks)
+        wrappers, end = (self.thought.wrappers, self.thought.end) if self.thought else ((), "")
+        return MarkedParser(thought, CallFinder(self.tools if tools else None, tools, wrappers, end), most_calls, marks)
 
 
 def infer_answer_format(template: ChatTemplate) -> AnswerFormat:

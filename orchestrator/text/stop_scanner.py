@@ -1,5 +1,6 @@
 """Finds stop strings in text that arrives in pieces, and in an answer but not in its thoughts. Pure."""
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 
@@ -101,9 +102,16 @@ class Place(Enum):
     ANSWER = "answer"
 
 
+_LINE = 200
+"""Characters behind an end marker in which the quotation marks around it may end."""
+
+
 class ThoughtScanner:
     """Tells a thought from the answer behind it, wherever the borders between pieces fall. No character is lost or
-    changes its place."""
+    changes its place.
+
+    An end marker between backticks or quotation marks of one line is a part of the thought.
+    """
 
     def __init__(self, start: str, end: str, opened: bool) -> None:
         """`opened`: the prompt ends with the start marker, so the output begins inside the thought."""
@@ -111,7 +119,11 @@ class ThoughtScanner:
         self._opened = opened
         self._end = StopScanner([end])
         self._held = ""
-        """Text that may become the start marker."""
+        """Text that may become the start marker, or behind an end marker that may be quoted."""
+        self._open = ""
+        """Quotation marks that are open at the end of the thought so far."""
+        self._quotes = ""
+        """Those around an end marker, if one of them follows."""
         self.place = Place.BEFORE
 
     def reopen(self) -> None:
@@ -121,7 +133,7 @@ class ThoughtScanner:
     def push(self, text: str) -> list[tuple[Place, str]]:
         """The pieces that are certain now; a part of the answer is the last one."""
         found: list[tuple[Place, str]] = []
-        start, end = self._markers
+        start, _ = self._markers
         if self.place is Place.BEFORE:
             text, self._held = self._held + text, ""
             content = text.lstrip()
@@ -131,24 +143,52 @@ class ThoughtScanner:
             self.place = Place.ANSWER
             # Some models repeat the marker that the prompt ends with.
             if self._opened or (start and content.startswith(start)):
-                self.place = Place.THOUGHT
+                self.place, self._open = Place.THOUGHT, ""
                 content = content.removeprefix(start)
                 found.append((Place.BEFORE, text[: len(text) - len(content)]))
                 text = content
-        if self.place is Place.THOUGHT:
-            thought, ended = self._end.push(text)
-            found.append((Place.THOUGHT, thought))
-            text = ""
-            if ended:
-                self.place, text = Place.ANSWER, self._end.rest
-                found.append((Place.END, end))
+        while self.place is Place.THOUGHT:
+            if not self._quotes:
+                thought, ended = self._end.push(text)
+                found.append((Place.THOUGHT, self._quoting(thought)))
+                if not ended:
+                    return found
+                self._quotes, text = self._open, self._end.rest
+            self._held += text
+            closing = re.search(f"[{self._quotes}\n]", self._held) if self._quotes else None
+            if self._quotes and closing is None and len(self._held) < _LINE:
+                return found
+            text, self._held, self._quotes = self._held, "", ""
+            found.append(self._cross(quoted=closing is not None and closing[0] != "\n"))
         return [*found, (Place.ANSWER, text)] if text else found
 
-    def flush(self) -> tuple[Place, str]:
-        """Return and forget the held text, at the end of the output, and what it is a part of."""
-        held, self._held = self._held, ""
-        place = Place.THOUGHT if self._opened and self.place is Place.BEFORE else self.place
-        return place, held + self._end.flush()
+    def flush(self) -> list[tuple[Place, str]]:
+        """Return and forget the held text, at the end of the output or before what is no part of a marker."""
+        found = [self._cross(quoted=False)] if self._quotes else []
+        if self.place is Place.BEFORE:
+            self.place = Place.THOUGHT if self._opened else Place.ANSWER
+            found += [(Place.BEFORE, "")] if self._opened else []
+        held, self._held, self._quotes = self._held, "", ""
+        return [*found, (self.place, held + self._end.flush())]
+
+    def _cross(self, *, quoted: bool) -> tuple[Place, str]:
+        _, end = self._markers
+        if quoted:
+            return Place.THOUGHT, self._quoting(end)
+        self.place = Place.ANSWER
+        return Place.END, end
+
+    def _quoting(self, thought: str) -> str:
+        """`thought`, whose quotation marks are counted."""
+        # The letters of Harmony's marker, which has no start, are in no thought.
+        if not thought or not self._markers[0]:
+            return thought
+        line = thought.rpartition("\n")[2]
+        before = "" if line != thought else self._open
+        marks = [mark for mark in '`"' if (line.count(mark) + (mark in before)) % 2]
+        # An apostrophe is a quotation mark only if it touches the marker.
+        self._open = "".join(marks) + ("'" if thought[-1] == "'" else "")
+        return thought
 
 
 class AnswerStops:
@@ -186,4 +226,8 @@ class AnswerStops:
 
     def flush(self) -> str:
         """Return and forget the held text, at the end of the text."""
-        return (self._thought.flush()[1] if self._thought else "") + self._stops.flush()
+        return (
+            "".join(text for _, text in self._thought.flush()) + self._stops.flush()
+            if self._thought
+            else self._stops.flush()
+        )

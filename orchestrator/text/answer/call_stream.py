@@ -151,8 +151,9 @@ class TextFields:
                 marker = next((place for place in places if self._marks.end.startswith(self._held[place:])), None)
                 value, self._held = self._trimmed(self._held[:marker]), ""
                 written = self._text(value) if self._streams(value) else self._named(value)
-        self.rest = "" if self._last.startswith(rest := self._held.strip()) else rest
-        complete = self._key is None and (marked or (not self.rest and self._needed <= self._given))
+        self.rest = self._held
+        ended = self._needed <= self._given and self._last.startswith(self.rest.strip())
+        complete = self._key is None and (marked or ended)
         return written + self._before(complete) if complete else written
 
     def _next_stop(self) -> re.Match[str] | None:

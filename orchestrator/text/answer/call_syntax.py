@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -29,6 +29,13 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]]
 class FoundCalls(NamedTuple):
     """Calls between two markers, and the text behind them that belongs to none."""
 
+    calls: Sequence[Call]
+    rest: str
+
+
+class ReadParts(NamedTuple):
+    """As FoundCalls, of which some parts were returned before."""
+
     calls: Sequence[Call | Arguments]
     rest: str
 
@@ -36,6 +43,36 @@ class FoundCalls(NamedTuple):
 def as_it_is(content: str) -> Iterable[tuple[str, str]]:
     """For `CallSyntax.without_end`: a call may be complete without its end marker."""
     return ((content, ""),)
+
+
+JSON_HEADS = ('{"name":"NAME"', '{"arguments":')
+JSON_QUOTES: Mapping[str, Sequence[str]] = {'"': ('"',)}
+
+
+class Values:
+    """Whether the text of a call ends inside a value, in which markers are text."""
+
+    def __init__(self, quotes: Mapping[str, Sequence[str]]) -> None:
+        """`quotes`: what begins a value, and what may end it."""
+        marks = {*quotes, *(end for ends in quotes.values() for end in ends)}
+        escapes = [r"\\."] if '"' in quotes else []
+        self._pattern = re.compile("|".join([*escapes, *map(re.escape, marks)]) or "(?!)", re.DOTALL)
+        self._quotes = quotes
+        self._ends: Sequence[str] = ()
+
+    def push(self, text: str) -> bool:
+        """Whether what was pushed so far, which ends before a marker, ends inside a value."""
+        for mark in self._pattern.findall(text):
+            if not self._ends:
+                self._ends = self._quotes.get(mark, ())
+            elif mark in self._ends:
+                self._ends = ()
+        return bool(self._ends)
+
+
+def up_to(end: str) -> Callable[[str], Iterable[tuple[str, str]]]:
+    """For `CallSyntax.without_end`: a call is complete where nothing follows `end`, or white space."""
+    return lambda content: ((content.rstrip(), ""),) if content.rstrip().endswith(end) else ()
 
 
 def in_order(*marks: str) -> Callable[[str], bool]:
@@ -81,8 +118,12 @@ class CallSyntax:
     """Arguments are texts without quotes."""
     name_alone: bool = False
     """A call without arguments is the name of its function, which mlx-lm's parser does not read."""
-    offered_only: bool = False
-    """Only calls of offered functions are calls: the parser makes one of any text, or others use these markers too."""
+    heads: tuple[str, ...] = JSON_HEADS
+    """How a call may begin behind `start`, without white space. NAME stands for the name of the function."""
+    quotes: Mapping[str, Sequence[str]] = field(default_factory=lambda: JSON_QUOTES)
+    """What begins a value and what ends it. In a value, markers are text."""
+    tagged: bool = False
+    """Its markers are tags, as texts have them: outside a section, a call begins a line and is in no block of code."""
     well_formed: Callable[[str], bool] = in_order()
     """False for what a parser would read too loosely, or search again and again for what is not there."""
     without_end: Callable[[str], Iterable[tuple[str, str]]] | None = None
@@ -128,10 +169,15 @@ class CallSyntax:
     def _style_of(self, template: ChatTemplate) -> Style | None:
         return next((style for text, style in self.styles if template.mentions(text)), self.style)
 
+    def heads_of(self, tools: Tools) -> list[str]:
+        """The ways in which a call of these functions may begin behind `start`, without white space."""
+        names = [tool["function"]["name"] for tool in tools]
+        return [head.replace("NAME", name) for head in self.heads for name in (names if "NAME" in head else names[:1])]
+
     def read_cut(self, content: str, tools: Tools) -> FoundCalls | None:
         """What stands behind a start marker whose end marker is missing; None if it has no complete call."""
         for whole, behind in self.without_end(content) if self.without_end else ():
-            if found := self.read(whole, tools):
+            if (found := self.read(whole, tools)) and all(_is_whole(call, tools) for call in found.calls):
                 return found._replace(rest=found.rest + behind)
         return None
 
@@ -145,8 +191,7 @@ class CallSyntax:
             calls = [Call(one.name, _written(one.arguments), one.id) for one in msgspec.convert(found, list[_Call])]
         except _RAISED:
             return None
-        known = not self.offered_only or all(call.name in offered for call in calls)
-        return FoundCalls(calls, rest) if calls and known else None
+        return FoundCalls(calls, rest) if calls and all(call.name in offered for call in calls) else None
 
     def _read(self, content: str, tools: Tools, offered: set[str]) -> tuple[list[Any], str]:
         if self.reader is not None:
@@ -155,7 +200,7 @@ class CallSyntax:
             return [{"name": content.strip(), "arguments": {}}], ""
         known = [_with_types(tool) for tool in tools]
         # These parsers read a whole section of calls; each call is returned when it is complete.
-        read = f"{self.start}{content}{self.end}" if self.section else content
+        read = f"{self.start}{content}{self.end}" if self.section and not self.start.endswith(">") else content
         found = importlib.import_module(f"{_mlx_parsers()}.{self.name}").parse_tool_call(read, known)
         calls = found if isinstance(found, list) else [found]
         return [_as_types(call, tools) for call in calls] if self.text_arguments else calls, ""
@@ -205,14 +250,15 @@ class CallStream:
             self._whole.append(text)
         return self._read(self._translator.push(text) if self._translator else text)
 
-    def finish(self, *, marked: bool) -> FoundCalls | None:
+    def finish(self, *, marked: bool) -> ReadParts | FoundCalls | None:
         """The last parts, and the text behind them; None without calls. `marked`: the end marker was there."""
         parts = [*self._read(self._translator.finish() if self._translator else "")]
         if self._reader is not None:
             parts.append(Arguments(self._reader.close(marked=marked), last=True))
             self._held = self._reader.rest or ""
         if self._begun:
-            return FoundCalls(parts, self._held[self._behind(self._held) :])
+            rest = self._held[self._behind(self._held) :]
+            return ReadParts(parts, "" if self._syntax.end.startswith(rest.strip()) else rest)
         whole = self.content
         return self._syntax.read(whole, self._tools) if marked else self._syntax.read_cut(whole, self._tools)
 
@@ -261,8 +307,7 @@ class CallStream:
     def _field(self, header: str, field: str) -> str | None:
         """The JSON object of one argument."""
         found = self._syntax.read(header + field, self._tools)
-        call = found.calls[0] if found else None
-        return call.arguments if isinstance(call, Call) else None
+        return found.calls[0].arguments if found else None
 
 
 class _Call(msgspec.Struct):
@@ -291,6 +336,13 @@ def _written(arguments: dict[str, Any]) -> str:
     # Half a pair of surrogates has no encoding.
     written.encode()
     return written
+
+
+def _is_whole(call: Call, tools: Tools) -> bool:
+    """Whether the call has all arguments that its function requires."""
+    function = next(tool["function"] for tool in tools if tool["function"]["name"] == call.name)
+    given = json.loads(call.arguments)
+    return all(name in given for name, _, required in Parameters(function).members() if required)
 
 
 def _with_types(tool: Mapping[str, Any]) -> Mapping[str, Any]:

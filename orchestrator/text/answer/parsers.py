@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from orchestrator.text.answer.call_syntax import CallLimit, CallStream, CallSyntax, Tools
-from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtSpan
-from orchestrator.text.stop_scanner import Place, StopScanner, ThoughtScanner
+from orchestrator.text.answer.call_finder import Border, CallFinder, CallText, Marker, Piece
+from orchestrator.text.answer.call_syntax import CallLimit
+from orchestrator.text.answer.parts import Part, Reasoning, Spoken, ThoughtSpan
+from orchestrator.text.stop_scanner import Place, ThoughtScanner
 from orchestrator.text.tokenizer import MARK
 
 
@@ -26,32 +27,12 @@ class ThoughtMarkers(NamedTuple):
         return self.parts or (self.start, self.end)
 
 
-class WrapperParser:
-    """Drops markers from a text."""
-
-    def __init__(self, markers: tuple[str, ...]) -> None:
-        self._scanner = StopScanner(markers)
-
-    def push(self, text: str) -> str:
-        """The text that is certain now."""
-        kept: list[str] = []
-        while True:
-            before, found = self._scanner.push(text)
-            kept.append(before)
-            if not found:
-                return "".join(kept)
-            text = self._scanner.rest
-
-    def finish(self) -> str:
-        """The text that was held back."""
-        return self._scanner.flush()
-
-
 class ThoughtParser:
-    """Splits an answer into its thoughts and its text. Inside the text, only `mark` tells a marker from text.
+    """Splits an answer into its thoughts and the rest. Inside the text, only `mark` tells a marker from text.
 
     White space at both ends of a thought is dropped, and white space between the thought and the text, unless it alone
-    parts the text from what was said before.
+    parts the text from what was said before. Calls in a thought are a part of it if it ends behind them and an answer
+    follows; else the first one of them ends it.
     """
 
     def __init__(self, markers: ThoughtMarkers, opened: bool) -> None:
@@ -70,49 +51,88 @@ class ThoughtParser:
         self.thoughts = [ThoughtSpan(0)]
         self._begun = False
         """The last one of them is one, and not only a place where one may begin."""
+        self._undecided: list[tuple[Place, Piece]] = []
+        """Calls in the thought, and what stands behind each of them."""
+        self._calls_begin = 0
 
     @property
     def answering(self) -> bool:
         return self._scanner.place is Place.ANSWER
 
-    def mark(self, *, may_open: bool) -> None:
+    def mark(self, *, may_open: bool) -> list[Reasoning | Piece]:
         """The output has a mark here: what follows is a token of its own. It begins a thought if it is the start
         marker, unless a thought is open."""
+        parts: list[Reasoning | Piece] = []
         if may_open and self.answering:
+            parts = self._quoted()
             self._scanner.reopen()
             self._fresh, self._gap, self._begun = True, False, False
             self.thoughts.append(ThoughtSpan(self._seen))
         self.pass_over(1)
+        return parts
 
     def pass_over(self, characters: int) -> None:
         """So many characters of the output are not pushed."""
         self._seen += characters
 
-    def push(self, text: str) -> list[Reasoning | Spoken]:
-        parts: list[Reasoning | Spoken] = []
-        for place, piece in self._scanner.push(text):
-            self._seen += len(piece)
-            match place:
-                case Place.BEFORE:
-                    self._begun = True
-                case Place.THOUGHT:
-                    parts += self._thought(piece)
-                case Place.END:
-                    self._held = ""
-                    self._gap = not self._last or self._last.isspace()
-                    self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._seen)
-                case Place.ANSWER:
-                    parts += self._answer(piece)
+    def push(self, piece: Piece) -> list[Reasoning | Piece]:
+        if isinstance(piece, str):
+            return self._placed(self._scanner.push(piece))
+        parts = self._placed(self._scanner.flush())
+        return [*parts, *self._placed([(self._scanner.place, piece)])]
+
+    def finish(self) -> list[Reasoning | Piece]:
+        parts = self._placed(self._scanner.flush())
+        if not self._called:
+            return [*parts, *self._quoted()]
+        self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._calls_begin)
+        for place, piece in self._undecided:
+            if isinstance(piece, CallText):
+                parts.append(piece)
+            elif place is Place.THOUGHT and isinstance(piece, str):
+                parts += _reasoning(piece.strip())
         return parts
 
-    def finish(self) -> list[Reasoning | Spoken]:
-        place, text = self._scanner.flush()
-        if place is Place.THOUGHT:
-            text = (self._held + text).rstrip()
-            return _reasoning(text.lstrip() if self._fresh else text)
-        return [Spoken(text)] if text else []
+    @property
+    def _called(self) -> bool:
+        return any(isinstance(piece, CallText) for _, piece in self._undecided)
 
-    def _thought(self, text: str) -> list[Reasoning | Spoken]:
+    def _placed(self, found: Sequence[tuple[Place, Piece]]) -> list[Reasoning | Piece]:
+        parts: list[Reasoning | Piece] = []
+        for place, piece in found:
+            said = isinstance(piece, str) and bool(piece.strip())
+            calls = isinstance(piece, CallText) or (isinstance(piece, Marker) and piece.border is Border.OPENING)
+            if self._undecided and (place is Place.ANSWER and (said or calls) if self._called else said):
+                parts += self._quoted()
+            if self._undecided or (calls and place is Place.THOUGHT):
+                self._calls_begin = self._calls_begin if self._undecided else self._seen
+                self._undecided.append((place, piece))
+            else:
+                parts += self._part(place, piece)
+        return parts
+
+    def _quoted(self) -> list[Reasoning | Piece]:
+        """The calls in the thought are a part of it."""
+        undecided, self._undecided = self._undecided, []
+        return [part for place, piece in undecided for part in self._part(place, piece)]
+
+    def _part(self, place: Place, piece: Piece) -> list[Reasoning | Piece]:
+        text = piece if isinstance(piece, str) else piece.text
+        self._seen += len(text)
+        match place:
+            case Place.BEFORE:
+                self._begun = True
+            case Place.THOUGHT:
+                return self._thought(text)
+            case Place.END:
+                self._held = ""
+                self._gap = not self._last or self._last.isspace()
+                self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._seen)
+            case Place.ANSWER:
+                return self._answer(piece)
+        return []
+
+    def _thought(self, text: str) -> list[Reasoning | Piece]:
         text = self._held + text
         if self._fresh:
             text = text.lstrip()
@@ -121,126 +141,24 @@ class ThoughtParser:
         self._fresh = self._fresh and not kept
         return _reasoning(kept)
 
-    def _answer(self, text: str) -> list[Reasoning | Spoken]:
+    def _answer(self, piece: Piece) -> list[Reasoning | Piece]:
+        text = piece if isinstance(piece, str) else piece.text
+        if piece == "":
+            return []
         if not self._begun:
             self.thoughts.pop()
             self._begun = True
+        if self._gap and piece is text:
+            piece = text = text.lstrip()
+        self._gap = piece == ""
         if self._gap:
-            text = text.lstrip()
-            self._gap = not text
-        if not text:
             return []
-        self._last = text[-1]
-        return [Spoken(text)]
+        self._last = text[-1:] or self._last
+        return [piece]
 
 
-def _reasoning(text: str) -> list[Reasoning | Spoken]:
+def _reasoning(text: str) -> list[Reasoning | Piece]:
     return [Reasoning(text)] if text else []
-
-
-TextPart: TypeAlias = Spoken | Call | Arguments
-
-
-class ToolCallParser:
-    """Splits a text into calls and the text around them. A malformed or incomplete call is text, unless it was begun.
-
-    Markers around a section of calls are dropped, unless no call is in it.
-    """
-
-    def __init__(self, syntax: CallSyntax, tools: Tools, most: int | None) -> None:
-        """`most`: number of calls that the client accepts, further ones are dropped; None for any number."""
-        self._syntax = syntax
-        self._tools = tools
-        self._kept = CallLimit(most).kept
-        self._section_start, self._section_end = syntax.section or ("", "")
-        self._in_section = False
-        self._stream: CallStream | None = None
-        """Behind a start marker."""
-        self._content = ""
-        """What may be dropped: white space behind a call, or a section's start."""
-        self._before = ""
-        """What is dropped before the call if that is complete."""
-        self._behind_call = False
-        """Nothing but white space since the last call: it is dropped unless text follows."""
-        self._scanner = StopScanner(self._markers)
-
-    @property
-    def inside(self) -> bool:
-        """Whether a call was begun that will have an end marker."""
-        return (self._stream is not None or self._in_section) and bool(self._syntax.end)
-
-    def push(self, text: str) -> Sequence[TextPart]:
-        parts: list[TextPart] = []
-        while True:
-            before, found = self._scanner.push(text)
-            if self._stream is None:
-                self._content += before
-            else:
-                parts += self._kept(self._stream.push(before))
-            if not found:
-                return parts if self._stream is not None else [*parts, *self._spoken()]
-            parts += self._cross(self._scanner.found)
-            text = self._scanner.rest
-            self._scanner = StopScanner(self._markers)
-
-    def finish(self) -> Sequence[TextPart]:
-        """The parts that were held back. What is pushed later is no part of them."""
-        held, self._scanner, self._in_section = self._scanner.flush(), StopScanner(self._markers), False
-        if self._stream is None:
-            self._content += held
-            return self._spoken()
-        parts = [*self._kept(self._stream.push(held)), *self._call(self._stream, "", marked=False)]
-        self._stream, self._scanner = None, StopScanner(self._markers)
-        return parts
-
-    @property
-    def _markers(self) -> Sequence[str]:
-        if self._stream is not None:
-            return [self._syntax.end or self._syntax.start]
-        return [self._syntax.start, self._section_end if self._in_section else self._section_start]
-
-    def _cross(self, marker: str | None) -> list[TextPart]:
-        """Go behind a marker. Without an end marker, the next start marker ends a call and begins one."""
-        if self._stream is not None:
-            stream = self._stream
-            self._stream = None if self._syntax.end else CallStream(self._syntax, self._tools)
-            return self._call(stream, self._syntax.end, marked=True)
-        if self._in_section and marker == self._section_end:
-            self._in_section = False
-            if not self._behind_call or self._content.strip():
-                self._content += self._section_end
-            return self._spoken()
-        parts = self._spoken()
-        if marker == self._syntax.start:
-            self._stream = CallStream(self._syntax, self._tools)
-            self._before, self._content = "" if self._behind_call else self._content, ""
-        else:
-            self._in_section, self._behind_call = True, False
-            self._content = self._section_start
-        return parts
-
-    def _spoken(self) -> list[TextPart]:
-        """The text so far, unless a call may follow before which it is dropped."""
-        begun = self._in_section and not self._content.removeprefix(self._section_start).strip()
-        if begun or (self._behind_call and not self._content.strip()):
-            return []
-        self._behind_call = False
-        return self._text()
-
-    def _call(self, stream: CallStream, end: str, *, marked: bool) -> list[TextPart]:
-        found = stream.finish(marked=marked)
-        before, self._before = self._before, ""
-        if found is None:
-            self._content = before + self._syntax.start + stream.content + end
-            self._behind_call = False
-            return self._text()
-        self._content = found.rest if found.rest.strip() else ""
-        self._behind_call = True
-        return [*self._kept(found.calls), *self._spoken()]
-
-    def _text(self) -> list[TextPart]:
-        text, self._content = self._content, ""
-        return [Spoken(text)] if text else []
 
 
 _PIECES = re.compile(rf"[^{MARK}]+|{MARK}{MARK}|{MARK}")
@@ -250,33 +168,36 @@ _PIECES = re.compile(rf"[^{MARK}]+|{MARK}{MARK}|{MARK}")
 class MarkedParser:
     """Thoughts, if the model writes any, text and calls.
 
-    A thought comes first, or at a `MARK`, but not inside a call. Two `MARK`s are one that is text.
+    A thought comes first, or at a `MARK`, but not inside a call. Two `MARK`s are one that is text. Markers around calls
+    are dropped, and white space between calls, unless no call is there.
     """
 
     def __init__(
         self,
         thought: ThoughtParser | None = None,
-        calls: ToolCallParser | None = None,
-        wrappers: WrapperParser | None = None,
+        calls: CallFinder | None = None,
+        most: int | None = None,
         marks: bool = True,
     ) -> None:
-        """`marks`: without them, a `MARK` is text."""
+        """`most`: number of calls that the client accepts, further ones are dropped; None for any number. `marks`:
+        without them, a `MARK` is text."""
         self._marks = marks
         self._thought = thought
-        self._calls = calls
-        self._wrappers = wrappers
+        self._finder = calls or CallFinder(None, ())
+        self._kept = CallLimit(most).kept
         self._held = ""
         """A `MARK` at the end of the text so far: a second one may follow."""
+        self._between = ""
+        """Behind a call or an opening: white space and markers, which are dropped unless text follows."""
+        self._behind_call = False
 
     @property
     def thoughts(self) -> Sequence[ThoughtSpan]:
         return () if self._thought is None else self._thought.thoughts
 
     def push(self, text: str) -> Sequence[Part]:
-        if self._thought is None:
-            return self._parsed([Spoken(text)])
-        if not self._marks:
-            return self._parsed(self._thought.push(text))
+        if self._thought is None or not self._marks:
+            return self._parsed(self._finder.push(text))
         text = self._held + text
         self._held = MARK if (len(text) - len(text.rstrip(MARK))) % 2 else ""
         parts: list[Part] = []
@@ -287,33 +208,54 @@ class MarkedParser:
             if piece == 2 * MARK:
                 self._thought.pass_over(1)
                 piece = MARK
-            parts += self._parsed(self._thought.push(piece))
+            parts += self._parsed(self._finder.push(piece))
         return parts
 
     def finish(self) -> Sequence[Part]:
-        return [*self._parsed(self._thought.finish() if self._thought else ()), *self._rest()]
+        parts = self._parsed(self._finder.finish())
+        if self._thought is not None:
+            parts += self._said(self._thought.finish())
+        return [*parts, *self._between_calls()]
 
     def _mark(self, thought: ThoughtParser) -> list[Part]:
-        may_open = self._calls is None or not self._calls.inside
-        parts = self._rest() if may_open and thought.answering else []
-        thought.mark(may_open=may_open)
+        may_open = not self._finder.inside
+        parts = self._parsed(self._finder.finish()) if may_open else []
+        return [*parts, *self._said(thought.mark(may_open=may_open))]
+
+    def _parsed(self, pieces: Sequence[Piece]) -> list[Part]:
+        if self._thought is None:
+            return self._said(pieces)
+        return [part for piece in pieces for part in self._said(self._thought.push(piece))]
+
+    def _said(self, pieces: Sequence[Reasoning | Piece]) -> list[Part]:
+        parts: list[Part] = []
+        for piece in pieces:
+            match piece:
+                case Reasoning():
+                    parts.append(piece)
+                case CallText():
+                    parts += self._kept(piece.calls)
+                    self._between, self._behind_call = "", True
+                case Marker(text, Border.OPENING):
+                    self._between += text
+                case Marker(text, Border.CLOSING):
+                    if self._behind_call and not self._between.strip():
+                        self._between = ""
+                    else:
+                        parts += self._between_calls(text)
+                case Marker():
+                    pass
+                case str():
+                    if piece.isspace() and (self._behind_call or self._between):
+                        self._between += piece
+                    else:
+                        parts += self._between_calls(piece)
         return parts
 
-    def _rest(self) -> list[Part]:
-        """What is held back of the text."""
-        parts = [] if self._wrappers is None else [*self._with_calls(self._wrappers.finish())]
-        return parts if self._calls is None else [*parts, *self._calls.finish()]
-
-    def _parsed(self, parts: Sequence[Part]) -> list[Part]:
-        found: list[Part] = []
-        for part in parts:
-            if isinstance(part, Spoken):
-                found += self._with_calls(self._wrappers.push(part.text) if self._wrappers else part.text)
-            else:
-                found.append(part)
-        return found
-
-    def _with_calls(self, text: str) -> Sequence[Part]:
-        if self._calls is not None:
-            return self._calls.push(text)
-        return [Spoken(text)] if text else []
+    def _between_calls(self, text: str = "") -> list[Part]:
+        """What is no white space between calls, since `text` or the end of the answer follows."""
+        between, self._between = self._between, ""
+        # White space at the end of an answer that has calls is dropped.
+        said = between + text if text or between.strip() else ""
+        self._behind_call = self._behind_call and not said
+        return [Spoken(said)] if said else []

@@ -17,7 +17,11 @@ _CUTS = 8
 
 def _cut(content: str) -> Iterable[tuple[str, str]]:
     ends = [found.end() for found in re.finditer(r"\)", content)]
-    return ((listed, content[end:]) for end in reversed(ends[-_CUTS:]) if _is_python(listed := content[:end] + "]"))
+    return (
+        (listed, content[end:].removeprefix("]"))
+        for end in reversed(ends[-_CUTS:])
+        if _is_python(listed := content[:end] + "]")
+    )
 
 
 def _is_python(text: str) -> bool:
@@ -65,6 +69,8 @@ LFM = CallSyntax(
     _END,
     template_marks=(("<|tool_list_start|>",), (_START,)),
     fallback_sign=_has_tokens,
+    heads=("[NAME(",),
+    quotes={'"': ('"',), "'": ("'",)},
     without_end=_cut,
     forms=(CallForm(re.compile(r"[\[,\s]*(?P<name>[\w.]+)(?=\{)"), r"\s*\]"),),
     translator=_PythonTexts,

@@ -23,6 +23,7 @@ LLAMA = CallSyntax(
     "",
     template_marks=(('"parameters": dictionary of argument name',),),
     reader=_call,
+    heads=('"NAME"',),
     without_end=as_it_is,
     forms=(CallForm(json_header("", "parameters"), r"\s*\}[\s;]*"),),
     style=Style(start=_START, before=" ", behind=', "parameters": ', quoted=True, after="}", separator="\n"),

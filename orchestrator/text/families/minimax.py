@@ -4,7 +4,9 @@ import re
 
 from orchestrator.text.answer.bound_calls import Fields, Style
 from orchestrator.text.answer.call_stream import CallForm, FieldMarks
-from orchestrator.text.answer.call_syntax import CallSyntax, in_order
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order, up_to
+
+_NAMES = ('"NAME"', "'NAME'", "NAME>")
 
 _HEADER = re.compile(r"""\s*["']?(?P<name>[^"'<>]+)["']?\s*>""")
 
@@ -22,7 +24,10 @@ MINIMAX = CallSyntax(
     "</invoke>",
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
     text_arguments=True,
-    offered_only=True,
+    tagged=True,
+    heads=_NAMES,
+    quotes={"<parameter name=": ("</parameter>",)},
+    without_end=up_to("</parameter>"),
     forms=(CallForm(_HEADER, fields=(_fields("parameter"),)),),
     style=Style(
         Fields('<parameter name="', '">', "</parameter>", after="\n", never=("</invoke>", "</minimax:tool_call>")),
@@ -41,6 +46,9 @@ MINICPM = CallSyntax(
     template_marks=(('<function name="', '<param name="'),),
     forms=(CallForm(_HEADER, fields=(_fields("param"), _fields("param", "<![CDATA["))),),
     text_arguments=True,
+    heads=_NAMES,
+    quotes={"<param name=": ("</param>",)},
+    without_end=up_to("</param>"),
     style=Style(
         Fields('<param name="', '">', "</param>", never=("</function>",)),
         start='<function name="',
@@ -55,6 +63,9 @@ MUSE_SPARK = CallSyntax(
     "<atem:invoke",
     "</atem:invoke>",
     section=("<atem:function_calls>", "</atem:function_calls>"),
+    tagged=True,
+    heads=('name="NAME"',),
+    quotes={"<atem:parameter": ("</atem:parameter>",)},
     forms=(CallForm(re.compile(r'[^>]*?\bname="(?P<name>[^"]+)"[^>]*>'), fields=(_fields("atem:parameter"),)),),
     well_formed=lambda content: "<atem:invoke" not in content and _ordered(content),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
 from orchestrator.text.answer.call_stream import OBJECT, CallForm, json_header
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import JSON_HEADS, CallSyntax, as_it_is
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 _DECODER = json.JSONDecoder()
@@ -53,6 +53,7 @@ MISTRAL = CallSyntax(
     "",
     inner_markers=("[ARGS]", "[CALL_ID]"),
     reader=_calls,
+    heads=("NAME[", *(f"[{head}" for head in JSON_HEADS)),
     without_end=as_it_is,
     forms=(
         CallForm(re.compile(_HEADER.pattern + OBJECT)),

@@ -7,7 +7,7 @@ import msgspec
 
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
 from orchestrator.text.answer.call_stream import CallForm, FieldMarks, json_header
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is, up_to
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
@@ -57,6 +57,10 @@ CODER = CallSyntax(
     # In a template's source, the line break may be an escape.
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
     text_arguments=True,
+    tagged=True,
+    heads=("NAME>",),
+    quotes={"<parameter=": ("</parameter>",)},
+    without_end=up_to("</parameter>"),
     forms=(CallForm(re.compile(r"\s*(?P<name>[^\s<>]+)\s*>(?=\s*<p)"), fields=(_FIELD,)),),
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
