@@ -264,16 +264,16 @@ def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream
     ]
     question = {"input": "Hi", "tools": CODEX, "stream": stream}
 
-    answer = post(RESPONSES, question, saying(["\n".join(said)]), template=hermes)
+    answer = post(RESPONSES, question, saying([*"\n".join(said)]), template=hermes)
 
     output = (RESPONSES_API.whole(RESPONSES_API.events(answer)) if stream else answer.json())["output"]
     kept = ("type", "namespace", "name", "arguments", "input")
     assert {item["status"] for item in output} == {"completed"}
     assert [{name: item[name] for name in kept if name in item} for item in output] == [
-        {"type": "function_call", "name": "add", "arguments": '{"a":1}'},
-        {"type": "function_call", "namespace": "mcp__sums", "name": "add", "arguments": '{"a":2}'},
+        {"type": "function_call", "name": "add", "arguments": '{"a": 1}'},
+        {"type": "function_call", "namespace": "mcp__sums", "name": "add", "arguments": '{"a": 2}'},
         {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin\nü"},
-        {"type": "custom_tool_call", "name": "apply_patch", "input": '{"patch":1}'},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": '{"patch": 1}'},
     ]
 
 
@@ -307,9 +307,11 @@ def test_earlier_calls_have_the_names_that_the_model_knows():
     assert (added["content"], patched["content"]) == ("4", "5")
 
 
-@pytest.mark.parametrize("text", ["", "*** Begin", '{"input": 1}', '\n\\"ü'])
+@pytest.mark.parametrize("text", ["", "*** Begin", '{"input": 1}', '\n\\"ü☃😀'])
 def test_the_input_of_a_custom_tool_survives_being_arguments(text: str):
     assert custom_input(custom_arguments(text)) == text
+    for arguments in (custom_arguments(text), json.dumps({"input": text})):
+        assert "".join(map(CustomInput().push, arguments)) == text
 
 
 @pytest.mark.parametrize(
