@@ -1,30 +1,18 @@
 """Where calls begin and end in an output that arrives in pieces, and which markers around them belong to them. Pure."""
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from orchestrator.text.answer.call_syntax import CallSyntax, FoundCalls, Tools, Values
+from orchestrator.text.answer.call_syntax import Beginning, CallSyntax, Tools, Values
 from orchestrator.text.answer.parts import Call
 from orchestrator.text.stop_scanner import StopScanner
 
 
-class Border(Enum):
-    """What a marker around calls or text stands for."""
-
-    OPENING = "opening"
-    """Calls follow."""
-    CLOSING = "closing"
-    """Behind calls."""
-    WRAPPER = "wrapper"
-    """Around the text."""
-
-
 class Marker(NamedTuple):
-    """A marker around calls or text, which may be dropped."""
+    """A marker that may be dropped: before calls, behind calls, or around the text."""
 
     text: str
-    border: Border
+    place: Literal["opening", "closing", "wrapper"]
 
 
 class CallText(NamedTuple):
@@ -36,45 +24,47 @@ class CallText(NamedTuple):
 
 Piece: TypeAlias = str | Marker | CallText
 """Of an output. A string is any text."""
+_NO_CALLS = CallSyntax("none", "", "")
 _MOST_RETRIES = 8
-"""Calls of an answer that end at a marker which seemed to be in a value."""
 _LINE_ENDS = 16
-_LONGEST_HEAD = 1024
-"""Characters in which the name of a call stands."""
 
 
 class CallFinder:
     """Finds calls in an output, and the markers around them. The texts of all pieces together are the output.
 
-    A call is malformed or incomplete if its function was not offered or it can't be read: then it is text. A start
-    marker in an inline code, or with something behind it that begins no call, is text too.
+    What is malformed or incomplete, or calls a function that was not offered, is text. So is a start marker in an
+    inline code, or one before something that begins no call.
     """
 
     def __init__(
-        self, syntax: CallSyntax | None, tools: Tools, wrappers: Sequence[str] = (), thought_end: str = ""
+        self,
+        syntax: CallSyntax | None = None,
+        tools: Tools = (),
+        wrappers: Sequence[str] = (),
+        thought_end: str = "",
     ) -> None:
         """`wrappers`: markers around the text; `thought_end`: a marker that ends an unfinished call."""
-        self._syntax = syntax
+        self._syntax = syntax = syntax or _NO_CALLS
         self._tools = tools
-        self._heads: list[str] = []
-        opening = closing = end = start = ""
-        if syntax is not None:
-            (opening, closing), start, end = syntax.section or ("", ""), syntax.start, syntax.end
-            self._heads = syntax.heads_of(tools)
-        self._closing, self._thought_end, self._end = closing, thought_end, end
-        self._in_call_markers = [start, end, closing, thought_end]
+        self._beginning = Beginning(tools)
+        self._end, self._thought_end = syntax.end, thought_end
+        opening, self._closing = syntax.section or ("", "")
+        self._in_call_markers = [syntax.start, syntax.end, self._closing, thought_end]
         # Models also write an end marker alone.
-        stray = "" if end in start else end
-        self._borders = dict.fromkeys(wrappers, Border.WRAPPER)
-        self._borders |= {opening: Border.OPENING, closing: Border.CLOSING, stray: Border.CLOSING}
-        self._text_markers = [start, *self._borders, thought_end]
-        self._in_section = False
-        self._in_call = False
+        stray = "" if syntax.end in syntax.start else syntax.end
+        self._borders: dict[str, Marker] = {
+            **{text: Marker(text, "wrapper") for text in wrappers},
+            opening: Marker(opening, "opening"),
+            **{text: Marker(text, "closing") for text in (self._closing, stray)},
+        }
+        self._text_markers = [syntax.start, thought_end, *self._borders]
+        self._scanner = StopScanner(self._text_markers)
+        self._in_section = self._in_call = False
         self._content = ""
         """Of the call at hand."""
         self._begun = False
         """Its name is known."""
-        self._values = Values({})
+        self._values = Values(())
         self._read = 0
         """Characters of the call that `_values` knows."""
         self._passed: list[int] = []
@@ -84,7 +74,6 @@ class CallFinder:
         """The beginning and the end of the line so far."""
         self._fenced = False
         """In a block of code."""
-        self._scanner = StopScanner(self._text_markers)
 
     @property
     def inside(self) -> bool:
@@ -98,10 +87,12 @@ class CallFinder:
             found, text = (self._scanner.found or "", self._scanner.rest) if crossed else ("", "")
             if self._in_call:
                 self._content += before
-                if not self._may_begin():
+                begun = self._begun or self._beginning.of(self._content)
+                if begun is False:
                     text = self._content + (found or self._scanner.flush()) + text
                     pieces.append(self._text(self._leave()))
                     continue
+                self._begun = begun is True
             elif before:
                 pieces.append(self._text(before))
             if not found:
@@ -111,105 +102,73 @@ class CallFinder:
 
     def finish(self) -> list[Piece]:
         """The pieces that were held back. What is pushed later is no part of them."""
-        held = self._scanner.flush()
-        self._in_section = False
+        held, self._in_section = self._scanner.flush(), False
         if not self._in_call:
             return [self._text(held)] if held else []
         self._content += held
-        if found := self._unended():
-            return found
-        if not self._passed:
-            return [self._text(self._leave() + self._content)]
-        return [*self._retried(), *self.finish()]
-
-    def _may_begin(self) -> bool:
-        """Whether the content so far can be the beginning of a call."""
-        if not self._begun:
-            said = "".join(self._content[:_LONGEST_HEAD].split())
-            self._begun = any(said.startswith(head) for head in self._heads)
-            return self._begun or any(head.startswith(said) for head in self._heads)
-        return True
+        if not self._passed or self._syntax.read_cut(self._content, self._tools):
+            return self._leave_call()
+        return [*self._ended_before(), *self.finish()]
 
     def _cross(self, marker: str) -> list[Piece]:
         """Go behind a marker outside calls."""
-        if self._syntax is not None and marker == self._syntax.start and self._may_start(self._syntax):
+        if marker == self._syntax.start and self._may_start():
             self._in_call, self._content, self._begun, self._read = True, "", False, 0
-            self._values, self._passed = Values(self._syntax.quotes), []
+            self._values, self._passed = Values(self._syntax.values), []
             return []
         self._text(marker)
         if marker == self._thought_end:
             self._line, self._fenced = "", False
         border = self._borders.get(marker)
-        if border is None:
-            return [marker]
-        if border is not Border.WRAPPER:
-            self._in_section = border is Border.OPENING
-        return [Marker(marker, border)]
+        if border is not None and border.place != "wrapper":
+            self._in_section = border.place == "opening"
+        return [marker if border is None else border]
 
     def _cross_in_call(self, marker: str) -> list[Piece]:
         place = len(self._content)
         in_value = self._values.push(self._content[self._read :])
         self._read = place
-        if in_value:
-            # Where all calls end too, this one has ended, in a value without an end.
-            if (
-                marker == self._closing
-                and self._passed
-                and not self._content[self._passed[-1] + len(self._end) :].strip()
-            ):
-                self._passed = self._passed[-1:]
-                return [*self._retried(), *self._cross(marker)]
-            self._content += marker
-            self._passed += [place] if marker == self._end else []
-            return []
-        if marker == self._end:
-            return self._ended()
-        pieces = self._unended() or [self._text(self._leave() + self._content)]
-        return [*pieces, *self._cross(marker)]
+        if not in_value:
+            return self._leave_call(marker) if marker == self._end else [*self._leave_call(), *self._cross(marker)]
+        # Where all calls end too, this one has ended, in a value without an end.
+        if marker == self._closing and self._passed and not self._content[self._passed[-1] + len(self._end) :].strip():
+            self._passed = self._passed[-1:]
+            return [*self._ended_before(), *self._cross(marker)]
+        self._content += marker
+        self._passed += [place] if marker == self._end else []
+        return []
 
-    def _may_start(self, syntax: CallSyntax) -> bool:
-        """A call is in no inline code. Calls that have tags begin a line or a section, outside a block of code."""
+    def _may_start(self) -> bool:
+        """A call is in no inline code. One that has tags begins a line or a section, outside a block of code."""
         if self._line.endswith("`"):
             return False
-        return not syntax.tagged or self._in_section or not (self._line.strip() or self._fenced)
+        return not self._syntax.tagged or self._in_section or not (self._line.strip() or self._fenced)
 
-    def _ended(self) -> list[Piece]:
-        """The call at hand, with its end marker."""
-        assert self._syntax is not None
-        found, end = self._syntax.read(self._content, self._tools), self._end
+    def _leave_call(self, end: str = "") -> list[Piece]:
+        """The call at hand, or its text. `end`: its end marker, if it has one."""
+        found = (self._syntax.read if end else self._syntax.read_cut)(self._content, self._tools)
         text = self._leave() + self._content
         if found is None:
             return [self._text(text + end)]
+        self._line = ""
         if not found.rest:
-            return [self._call(text + end, found)]
-        return [self._call(text.removesuffix(found.rest), found), self._text(found.rest), *self._cross(end)]
+            return [CallText(text + end, found.calls)]
+        call = CallText(text.removesuffix(found.rest), found.calls)
+        return [call, self._text(found.rest), *(self._cross(end) if end else ())]
 
-    def _unended(self) -> list[Piece]:
-        """The call at hand, without an end marker; empty if it is none."""
-        assert self._syntax is not None
-        found = self._syntax.read_cut(self._content, self._tools)
-        if found is None:
-            return []
-        call = self._call((self._leave() + self._content).removesuffix(found.rest), found)
-        return [call, self._text(found.rest)] if found.rest else [call]
-
-    def _retried(self) -> list[Piece]:
+    def _ended_before(self) -> list[Piece]:
         """The call at hand up to the first end marker that seemed to be in a value, and what follows."""
         self._retries += 1
         if self._retries > _MOST_RETRIES:
             return [self._text(self._leave() + self._content)]
         place, content = self._passed[0], self._content
         self._content = content[:place]
-        return [*self._ended(), *self.push(content[place + len(self._end) :])]
-
-    def _call(self, text: str, found: FoundCalls) -> CallText:
-        self._line = ""
-        return CallText(text, found.calls)
+        return [*self._leave_call(self._end), *self.push(content[place + len(self._end) :])]
 
     def _leave(self) -> str:
-        """Forget the call at hand; its start marker."""
+        """Go on with text. Returns the start marker."""
         self._in_call, self._scanner = False, StopScanner(self._text_markers)
-        return self._in_call_markers[0]
+        return self._syntax.start
 
     def _text(self, text: str) -> str:
         """`text`, whose lines are looked at."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from orchestrator.text.answer.call_finder import Border, CallFinder, CallText, Marker, Piece
+from orchestrator.text.answer.call_finder import CallFinder, CallText, Marker, Piece
 from orchestrator.text.answer.parts import Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.stop_scanner import Place, ThoughtScanner
 from orchestrator.text.tokenizer import MARK
@@ -100,7 +100,7 @@ class ThoughtParser:
         parts: list[Reasoning | Piece] = []
         for place, piece in found:
             said = isinstance(piece, str) and bool(piece.strip())
-            calls = isinstance(piece, CallText) or (isinstance(piece, Marker) and piece.border is Border.OPENING)
+            calls = isinstance(piece, CallText) or (isinstance(piece, Marker) and piece.place == "opening")
             if self._undecided and (place is Place.ANSWER and (said or calls) if self._called else said):
                 parts += self._quoted()
             if self._undecided or (calls and place is Place.THOUGHT):
@@ -182,7 +182,7 @@ class MarkedParser:
         without them, a `MARK` is text."""
         self._marks = marks
         self._thought = thought
-        self._finder = calls or CallFinder(None, ())
+        self._finder = calls or CallFinder()
         self._most = most
         self._found = 0
         self._held = ""
@@ -238,9 +238,9 @@ class MarkedParser:
                     parts += piece.calls[:room]
                     self._found += len(piece.calls)
                     self._between, self._behind_call = "", True
-                case Marker(text, Border.OPENING):
+                case Marker(text, "opening"):
                     self._between += text
-                case Marker(text, Border.CLOSING):
+                case Marker(text, "closing"):
                     if self._behind_call and not self._between.strip():
                         self._between = ""
                     else:

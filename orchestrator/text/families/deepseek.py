@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
-from orchestrator.text.answer.call_syntax import CallSyntax, Tools, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax, Tools
 
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _START, _END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -51,8 +51,6 @@ DEEPSEEK = CallSyntax(
     inner_markers=(_SEPARATOR,),
     template_marks=((_START, _SEPARATOR),),
     reader=_call,
-    heads=(f"NAME{_SEPARATOR}", f"function{_SEPARATOR}NAME"),
-    without_end=as_it_is,
     style=_PLAIN,
     styles=(("```json", _IN_BLOCKS),),
     description=_described,

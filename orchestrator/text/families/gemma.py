@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import BareObject, Style
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is, in_order, up_to
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 _QUOTE = '<|"|>'
@@ -39,9 +39,7 @@ GEMMA = CallSyntax(
     inner_markers=(_QUOTE,),
     template_marks=(("<|tool_call>", "<tool_call|>"),),
     reader=_calls,
-    heads=("call:NAME{",),
-    quotes={_QUOTE: (_QUOTE,)},
-    without_end=as_it_is,
+    values=((_QUOTE, _QUOTE),),
     style=Style(
         BareObject(_QUOTE, never=("<tool_call|>",)), start="<|tool_call>", before="call:", after="<tool_call|>"
     ),
@@ -52,9 +50,7 @@ FUNCTION_GEMMA = CallSyntax(
     "<end_function_call>",
     inner_markers=("<escape>",),
     well_formed=in_order("call:", "}"),
-    heads=("call:NAME{",),
-    quotes={"<escape>": ("<escape>",)},
-    without_end=up_to("}"),
+    values=(("<escape>", "<escape>"),),
     style=Style(
         BareObject("<escape>", never=("}", "<end_function_call>"), flat=True),
         start="<start_function_call>",

@@ -1,7 +1,7 @@
 """GLM and Laguna: arguments between `<arg_key>` and `<arg_value>`. LongCat: the same with markers of its own."""
 
 from orchestrator.text.answer.bound_calls import Fields, Style
-from orchestrator.text.answer.call_syntax import JSON_HEADS, CallSyntax, in_order, up_to
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 
@@ -25,10 +25,7 @@ GLM = CallSyntax(
     template_marks=(("<arg_key>",),),
     settings_names=("glm47", "laguna"),
     text_arguments=True,
-    name_alone=True,
-    heads=("NAME<arg_key>", *JSON_HEADS),
-    quotes={"<arg_value>": ("</arg_value>",)},
-    without_end=up_to("</arg_value>"),
+    values=(("<arg_value>", "</arg_value>"),),
     well_formed=in_order("<arg_key>", "<arg_value>", "</arg_value>"),
     style=Style(
         Fields("<arg_key>", "</arg_key><arg_value>", "</arg_value>", never=("</tool_call>",)),
@@ -45,10 +42,7 @@ LONGCAT = CallSyntax(
     "</longcat_tool_call>",
     inner_markers=("<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
     text_arguments=True,
-    name_alone=True,
-    heads=("NAME<longcat_arg_key>", *JSON_HEADS),
-    quotes={"<longcat_arg_value>": ("</longcat_arg_value>",)},
-    without_end=up_to("</longcat_arg_value>"),
+    values=(("<longcat_arg_value>", "</longcat_arg_value>"),),
     well_formed=in_order("<longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
     style=_lines("longcat_"),
 )

@@ -3,7 +3,7 @@
 import re
 
 from orchestrator.text.answer.bound_calls import Style
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 K2 = CallSyntax(
@@ -12,8 +12,6 @@ K2 = CallSyntax(
     "<|tool_call_end|>",
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     inner_markers=("<|tool_call_argument_begin|>",),
-    heads=("functions.NAME:", "NAME:"),
-    without_end=as_it_is,
     style=Style(
         opening="<|tool_calls_section_begin|>",
         start="<|tool_call_begin|>",
@@ -43,7 +41,6 @@ K3 = CallSyntax(
     section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
     inner_markers=_TOKENS,
     template_marks=(_TOKENS,),
-    heads=('tool="NAME"', 'index="'),
-    quotes={},
+    values=(),
     well_formed=lambda content: _K3_ORDER.fullmatch("".join(_K3_MARK.findall(content))) is not None,
 )

@@ -14,12 +14,9 @@ _CUTS = 8
 
 
 def _cut(content: str) -> Iterable[tuple[str, str]]:
-    ends = [found.end() for found in re.finditer(r"\)", content)]
-    return (
-        (listed, content[end:].removeprefix("]"))
-        for end in reversed(ends[-_CUTS:])
-        if _is_python(listed := content[:end] + "]")
-    )
+    ends = [found.end() for found in re.finditer(r"\)", content)][-_CUTS:]
+    cuts = ((content[:end] + "]", content[end:].removeprefix("]")) for end in reversed(ends))
+    return (cut for cut in cuts if _is_python(cut[0]))
 
 
 def _is_python(text: str) -> bool:
@@ -41,8 +38,7 @@ LFM = CallSyntax(
     _END,
     template_marks=(("<|tool_list_start|>",), (_START,)),
     fallback_sign=_has_tokens,
-    heads=("[NAME(",),
-    quotes={'"': ('"',), "'": ("'",)},
+    values=(('"', '"'), ("'", "'")),
     without_end=_cut,
     style=Style(PythonArguments(), opening=_START + "[", separator=", ", closing="]" + _END),
 )

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax
 
 _START = '{"name":'
 
@@ -22,7 +22,5 @@ LLAMA = CallSyntax(
     "",
     template_marks=(('"parameters": dictionary of argument name',),),
     reader=_call,
-    heads=('"NAME"',),
-    without_end=as_it_is,
     style=Style(start=_START, before=" ", behind=', "parameters": ', quoted=True, after="}", separator="\n"),
 )

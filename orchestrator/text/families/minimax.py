@@ -1,9 +1,7 @@
 """MiniMax M2, MiniCPM 5 and Muse Spark: an element of XML for each call and each argument."""
 
 from orchestrator.text.answer.bound_calls import Fields, Style
-from orchestrator.text.answer.call_syntax import CallSyntax, in_order, up_to
-
-_NAMES = ('"NAME"', "'NAME'", "NAME>")
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order
 
 MINIMAX = CallSyntax(
     "minimax_m2",
@@ -12,9 +10,7 @@ MINIMAX = CallSyntax(
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
     text_arguments=True,
     tagged=True,
-    heads=_NAMES,
-    quotes={"<parameter name=": ("</parameter>",)},
-    without_end=up_to("</parameter>"),
+    values=(("<parameter name=", "</parameter>"),),
     style=Style(
         Fields('<parameter name="', '">', "</parameter>", after="\n", never=("</invoke>", "</minimax:tool_call>")),
         opening="<minimax:tool_call>\n",
@@ -31,9 +27,7 @@ MINICPM = CallSyntax(
     "</function>",
     template_marks=(('<function name="', '<param name="'),),
     text_arguments=True,
-    heads=_NAMES,
-    quotes={"<param name=": ("</param>",)},
-    without_end=up_to("</param>"),
+    values=(("<param name=", "</param>"),),
     style=Style(
         Fields('<param name="', '">', "</param>", never=("</function>",)),
         start='<function name="',
@@ -49,8 +43,7 @@ MUSE_SPARK = CallSyntax(
     "</atem:invoke>",
     section=("<atem:function_calls>", "</atem:function_calls>"),
     tagged=True,
-    heads=('name="NAME"',),
-    quotes={"<atem:parameter": ("</atem:parameter>",)},
+    values=(("<atem:parameter", "</atem:parameter>"),),
     well_formed=lambda content: "<atem:invoke" not in content and _ordered(content),
 )
 """Its texts can't be told from numbers, so its calls can't be bound."""

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
-from orchestrator.text.answer.call_syntax import JSON_HEADS, CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 _DECODER = json.JSONDecoder()
@@ -52,8 +52,6 @@ MISTRAL = CallSyntax(
     "",
     inner_markers=("[ARGS]", "[CALL_ID]"),
     reader=_calls,
-    heads=("NAME[", *(f"[{head}" for head in JSON_HEADS)),
-    without_end=as_it_is,
     style=Style(None, opening="[TOOL_CALLS] [", separator=", ", closing="]"),
     styles=(("[ARGS]", Style(start="[TOOL_CALLS]", behind="[ARGS]")),),
 )

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is, up_to
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
@@ -39,7 +39,6 @@ JSON_SYNTAX = CallSyntax(
     fallback_sign=_asks_for_json,
     settings_names=("json_tools",),
     reader=_json_call,
-    without_end=as_it_is,
     style=_JSON,
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
@@ -52,9 +51,7 @@ CODER = CallSyntax(
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
     text_arguments=True,
     tagged=True,
-    heads=("NAME>",),
-    quotes={"<parameter=": ("</parameter>",)},
-    without_end=up_to("</parameter>"),
+    values=(("<parameter=", "</parameter>"),),
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
         start="<tool_call>\n",
