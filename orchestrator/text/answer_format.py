@@ -46,6 +46,8 @@ class AnswerFormat:
     bounds: Thought | None = None
     """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens, or the
     template has none."""
+    call_starts: tuple[int, ...] = ()
+    """Tokens that begin a call."""
     call_writer: CallWriter | None = None
     """Makes grammars of calls; None if they can't be held to the schemas of their functions while decoding."""
     description: Callable[[Tools], str] | None = None
@@ -90,7 +92,7 @@ class AnswerFormat:
         """`opened`: as `opens_thought` has it; `tools`: those that the request offers; `marks`: the output has them
         before `marked` tokens."""
         if self.harmony:
-            return HarmonyParser(bool(tools), most_calls)
+            return HarmonyParser(tools, most_calls)
         thought = ThoughtParser(self.thought, opened) if self.thought else None
         wrappers, end = (self.thought.wrappers, self.thought.end) if self.thought else ((), "")
         return MarkedParser(thought, CallFinder(self.tools if tools else None, tools, wrappers, end), most_calls, marks)
@@ -114,6 +116,7 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
         shown=codec.hidden(marks),
         marked=frozenset(() if first is None else (first,)),
         bounds=None if thought is None else _bounds(thought, template),
+        call_starts=() if tools is None else _call_starts(tools, codec),
         call_writer=None if tools is None else tools.writer(template),
         description=None if tools is None else tools.describer(template),
     )
@@ -140,6 +143,11 @@ def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:
     broken = ("\n",) if template.mentions("\\n" + markers.start) or template.mentions("\n" + markers.start) else ()
     starts = tuple(_tokens(space + markers.start, codec) for space in ("", *broken))
     return Thought(starts, _tokens(markers.end, codec))
+
+
+def _call_starts(syntax: CallSyntax, codec: TextCodec) -> tuple[int, ...]:
+    ids = (codec.id_of(mark) for mark in (*(syntax.section or ())[:1], syntax.start))
+    return tuple(id for id in ids if id is not None)
 
 
 def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -> bool:

@@ -173,7 +173,8 @@ class ChatPrompts:
         # In Harmony, a call does not come behind the thought but ends it.
         if thought is None or (self.form.harmony and question.offered):
             return grammar
-        thought = replace(thought, budget=budget)
+        calls = self.form.call_starts if question.offered and (grammar is None or grammar.optional) else ()
+        thought = replace(thought, budget=budget, calls=calls)
         if grammar is not None:
             return replace(grammar, thought=thought)
         return None if budget is None else Grammar("", thought=replace(thought, again=not self.form.harmony))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from orchestrator.text.answer.call_syntax import Beginning, CallSyntax, Tools, Values
+from orchestrator.text.answer.call_syntax import LONGEST_HEAD, CallSyntax, Tools, Values, beginning_of_calls
 from orchestrator.text.answer.parts import Call
 from orchestrator.text.stop_scanner import StopScanner
 
@@ -46,16 +46,16 @@ class CallFinder:
         """`wrappers`: markers around the text; `thought_end`: a marker that ends an unfinished call."""
         self._syntax = syntax = syntax or _NO_CALLS
         self._tools = tools
-        self._beginning = Beginning(tools)
+        self._beginning = beginning_of_calls(tools)
         self._end, self._thought_end = syntax.end, thought_end
-        opening, self._closing = syntax.section or ("", "")
-        self._in_call_markers = [syntax.start, syntax.end, self._closing, thought_end]
+        opening, closing = self._section = syntax.section or ("", "")
+        self._in_call_markers = [syntax.start, syntax.end, closing, thought_end]
         # Models also write an end marker alone.
         stray = "" if syntax.end in syntax.start else syntax.end
         self._borders: dict[str, Marker] = {
             **{text: Marker(text, "wrapper") for text in wrappers},
             opening: Marker(opening, "opening"),
-            **{text: Marker(text, "closing") for text in (self._closing, stray)},
+            **{text: Marker(text, "closing") for text in (closing, stray)},
         }
         self._text_markers = [syntax.start, thought_end, *self._borders]
         self._scanner = StopScanner(self._text_markers)
@@ -87,12 +87,10 @@ class CallFinder:
             found, text = (self._scanner.found or "", self._scanner.rest) if crossed else ("", "")
             if self._in_call:
                 self._content += before
-                begun = self._begun or self._beginning.of(self._content)
-                if begun is False:
+                if not self._may_be_call():
                     text = self._content + (found or self._scanner.flush()) + text
                     pieces.append(self._text(self._leave()))
                     continue
-                self._begun = begun is True
             elif before:
                 pieces.append(self._text(before))
             if not found:
@@ -109,6 +107,11 @@ class CallFinder:
         if not self._passed or self._syntax.read_cut(self._content, self._tools):
             return self._leave_call()
         return [*self._ended_before(), *self.finish()]
+
+    def _may_be_call(self) -> bool:
+        head = None if self._begun else self._beginning.match(self._content[:LONGEST_HEAD])
+        self._begun = self._begun or (head is not None and head["name"] is not None)
+        return self._begun or (head is not None and len(self._content) < LONGEST_HEAD)
 
     def _cross(self, marker: str) -> list[Piece]:
         """Go behind a marker outside calls."""
@@ -130,8 +133,11 @@ class CallFinder:
         self._read = place
         if not in_value:
             return self._leave_call(marker) if marker == self._end else [*self._leave_call(), *self._cross(marker)]
-        # Where all calls end too, this one has ended, in a value without an end.
-        if marker == self._closing and self._passed and not self._content[self._passed[-1] + len(self._end) :].strip():
+        # Where another call begins directly behind an end, this one has ended, in a value without an end.
+        between = self._content[self._passed[-1] + len(self._end) :] if self._passed else "text"
+        for border in self._section:
+            between = between.replace(border, "")
+        if marker == self._syntax.start and not between.strip():
             self._passed = self._passed[-1:]
             return [*self._ended_before(), *self._cross(marker)]
         self._content += marker
@@ -146,7 +152,11 @@ class CallFinder:
 
     def _leave_call(self, end: str = "") -> list[Piece]:
         """The call at hand, or its text. `end`: its end marker, if it has one."""
-        found = (self._syntax.read if end else self._syntax.read_cut)(self._content, self._tools)
+        if end:
+            # Models forget the last brace.
+            found = self._syntax.read(self._content, self._tools) or self._syntax.read(self._content + "}", self._tools)
+        else:
+            found = self._syntax.read_cut(self._content, self._tools)
         text = self._leave() + self._content
         if found is None:
             return [self._text(text + end)]

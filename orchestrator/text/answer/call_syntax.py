@@ -32,25 +32,16 @@ class FoundCalls(NamedTuple):
     rest: str
 
 
-_NAME_WORDS = r"\W|(?:names?|functions?|tools?|calls?|index|type|id|sep|\d+)(?!\w)"
-"""What stands before the name of a call's function."""
-_LONGEST_HEAD = 1024
+LONGEST_HEAD = 256
+"""Characters in which the name of a call's function stands."""
+_BEFORE_NAMES = r"(?:\W|(?:names?|functions?|tools?|calls?|index|type|id|sep|\d+)(?!\w))*"
 
 
-class Beginning:
-    """Whether a text behind a start marker may be a call of one of these functions: little comes before the name."""
-
-    def __init__(self, tools: Tools) -> None:
-        names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
-        self._begun = re.compile(rf"(?:{_NAME_WORDS})*(?:functions\.)?(?:{names}|arguments|parameters)(?![\w.-]|\Z)")
-        self._undecided = re.compile(rf"(?:{_NAME_WORDS})*[\w.-]*")
-
-    def of(self, content: str) -> bool | None:
-        """None: what follows will tell."""
-        if self._begun.match(content):
-            return True
-        undecided = len(content) < _LONGEST_HEAD and self._undecided.fullmatch(content)
-        return None if undecided else False
+def beginning_of_calls(tools: Tools) -> re.Pattern[str]:
+    """Matches what may be the beginning of a call behind its start marker; `name` is in it once that is certain."""
+    names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
+    name = rf"(?:functions\.)?(?:{names}|arguments|parameters)(?![\w.-]|\Z)"
+    return re.compile(rf"{_BEFORE_NAMES}(?:(?P<name>{name})|[\w.-]*\Z)")
 
 
 class Values:

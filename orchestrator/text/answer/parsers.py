@@ -180,8 +180,8 @@ class MarkedParser:
     ) -> None:
         """`most`: number of calls that the client accepts, further ones are dropped; None for any number. `marks`:
         without them, a `MARK` is text."""
-        self._marks = marks
-        self._thought = thought
+        self._marks = marks and thought is not None
+        self._thought = thought or ThoughtParser(ThoughtMarkers("", ""), opened=False)
         self._finder = calls or CallFinder()
         self._most = most
         self._found = 0
@@ -193,17 +193,19 @@ class MarkedParser:
 
     @property
     def thoughts(self) -> Sequence[ThoughtSpan]:
-        return () if self._thought is None else self._thought.thoughts
+        return self._thought.thoughts
 
     def push(self, text: str) -> Sequence[Part]:
-        if self._thought is None or not self._marks:
+        if not self._marks:
             return self._parsed(self._finder.push(text))
         text = self._held + text
         self._held = MARK if (len(text) - len(text.rstrip(MARK))) % 2 else ""
         parts: list[Part] = []
         for piece in _PIECES.findall(text.removesuffix(self._held)):
             if piece == MARK:
-                parts += self._mark(self._thought)
+                may_open = not self._finder.inside
+                parts += self._parsed(self._finder.finish()) if may_open else []
+                parts += self._said(self._thought.mark(may_open=may_open))
                 continue
             if piece == 2 * MARK:
                 self._thought.pass_over(1)
@@ -213,51 +215,35 @@ class MarkedParser:
 
     def finish(self) -> Sequence[Part]:
         parts = self._parsed(self._finder.finish())
-        if self._thought is not None:
-            parts += self._said(self._thought.finish())
-        return [*parts, *self._between_calls()]
-
-    def _mark(self, thought: ThoughtParser) -> list[Part]:
-        may_open = not self._finder.inside
-        parts = self._parsed(self._finder.finish()) if may_open else []
-        return [*parts, *self._said(thought.mark(may_open=may_open))]
+        return [*parts, *self._said(self._thought.finish()), *self._between_calls()]
 
     def _parsed(self, pieces: Sequence[Piece]) -> list[Part]:
-        if self._thought is None:
-            return self._said(pieces)
         return [part for piece in pieces for part in self._said(self._thought.push(piece))]
 
     def _said(self, pieces: Sequence[Reasoning | Piece]) -> list[Part]:
         parts: list[Part] = []
         for piece in pieces:
-            match piece:
-                case Reasoning():
-                    parts.append(piece)
-                case CallText():
-                    room = len(piece.calls) if self._most is None else max(0, self._most - self._found)
-                    parts += piece.calls[:room]
-                    self._found += len(piece.calls)
-                    self._between, self._behind_call = "", True
-                case Marker(text, "opening"):
-                    self._between += text
-                case Marker(text, "closing"):
-                    if self._behind_call and not self._between.strip():
-                        self._between = ""
-                    else:
-                        parts += self._between_calls(text)
-                case Marker():
-                    pass
-                case str():
-                    if piece.isspace() and (self._behind_call or self._between):
-                        self._between += piece
-                    else:
-                        parts += self._between_calls(piece)
+            if isinstance(piece, Reasoning):
+                parts.append(piece)
+            elif isinstance(piece, CallText):
+                room = len(piece.calls) if self._most is None else max(0, self._most - self._found)
+                parts += piece.calls[:room]
+                self._found += len(piece.calls)
+                self._between, self._behind_call = "", True
+            elif isinstance(piece, str):
+                space = piece.isspace() and (self._behind_call or self._between)
+                parts += self._between_calls(piece, dropped=bool(space))
+            elif piece.place == "closing" and self._behind_call and not self._between.strip():
+                self._between = ""
+            elif piece.place != "wrapper":
+                parts += self._between_calls(piece.text, dropped=piece.place == "opening")
         return parts
 
-    def _between_calls(self, text: str = "") -> list[Part]:
-        """What is no white space between calls, since `text` or the end of the answer follows."""
-        between, self._between = self._between, ""
-        # White space at the end of an answer that has calls is dropped.
-        said = between + text if text or between.strip() else ""
-        self._behind_call = self._behind_call and not said
-        return [Spoken(said)] if said else []
+    def _between_calls(self, text: str = "", *, dropped: bool = False) -> list[Part]:
+        """What is no white space between calls, since `text` or the end of the answer follows. `dropped`: unless text
+        follows."""
+        self._between += text
+        if dropped or not (text or self._between.strip()):
+            return []
+        said, self._between, self._behind_call = self._between, "", False
+        return [Spoken(said)]

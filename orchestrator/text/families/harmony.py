@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from orchestrator.text.answer.bound_calls import Functions, Marks, bounded, require_small
+from orchestrator.text.answer.call_syntax import Tools
 from orchestrator.text.answer.parameters import Function, Parameters
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.chat_template import ChatTemplate
@@ -44,9 +45,9 @@ def writes_harmony(template: ChatTemplate) -> bool:
 class HarmonyParser:
     """Reasoning is the analysis channel; text is the final channel and commentary to no function."""
 
-    def __init__(self, tools: bool, most: int | None) -> None:
-        """`tools`: whether functions are offered; without, a call is reasoning. `most`: as of ToolCallParser."""
-        self._tools = tools
+    def __init__(self, tools: Tools, most: int | None) -> None:
+        """`tools`: those that are offered; without, a call is reasoning. `most`: as of MarkedParser."""
+        self._names = {tool["function"]["name"] for tool in tools}
         self._most = most
         self._found = 0
         self._body: _Body | None = None
@@ -81,6 +82,12 @@ class HarmonyParser:
     def _add(self, text: str, place: int) -> list[Part]:
         """`place`: characters of output before `text`."""
         self._content += text
+        header, brace, arguments = self._content.partition("{")
+        # Some calls have no marker before their arguments.
+        if self._body is None and brace and _may_be_header(header) and _RECIPIENT.search(header):
+            self._content = header
+            self._read_header(place + len(text) - len(brace + arguments))
+            self._content += brace + arguments
         if self._body is None and not _may_be_header(self._content):
             self._begin("spoken", place + len(text) - len(self._content))
         if self._body in (None, "call"):
@@ -106,8 +113,11 @@ class HarmonyParser:
         channel, recipient = _NAME.search(header), _RECIPIENT.search(header)
         name = recipient[1] if recipient else ""
         self._recipient = name.removeprefix(_FUNCTIONS)
-        if name.startswith(_FUNCTIONS) and self._tools:
+        if self._recipient in self._names:
             self._begin("call", place)
+        elif self._names and name.startswith(_FUNCTIONS):
+            self._begin("spoken", place)
+            self._content = f"{name} "
         elif name or (channel is not None and channel[1] == "analysis"):
             self._body = "reasoning"
         else:

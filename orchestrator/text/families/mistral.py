@@ -9,7 +9,7 @@ from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 _DECODER = json.JSONDecoder()
-_HEADER = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\](?P<id>[\w-]+)\s*)?\[ARGS\]\s*")
+_HEADER = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\](?P<id>[\w-]+)\s*)?(?:\[ARGS\]\s*|(?=\{))")
 _LIST_START = re.compile(r"\s*(?=\[)")
 _LIST_SEPARATOR = re.compile(r"\s*[\[,]\s*")
 _LIST_END = re.compile(r"\s*\]")

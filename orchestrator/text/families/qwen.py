@@ -1,8 +1,8 @@
 """Qwen: `<think>`, as DeepSeek and most others write it, and JSON calls, as Hermes models do; Qwen Coder's calls."""
 
+import json
+from functools import partial
 from typing import Any
-
-import msgspec
 
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
 from orchestrator.text.answer.call_syntax import CallSyntax
@@ -13,17 +13,18 @@ from protocol.errors import InputError
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 
 
-def _asks_for_json(template: ChatTemplate) -> bool:
+def _asks_for(mark: str, template: ChatTemplate) -> bool:
     """By a prompt with a tool: the source of many templates has these words for other syntaxes."""
     try:
         text = template.text([{"role": "user", "content": ""}], [_PROBE])
     except InputError:
         return False
-    return "<tool_call>" in text and '"arguments"' in text
+    return mark in text and '"arguments"' in text
 
 
 def _json_call(content: str) -> tuple[list[Any], str]:
-    return [msgspec.json.decode(content.strip())], ""
+    found, end = json.JSONDecoder(strict=False).raw_decode(content.lstrip())
+    return [found], content.lstrip()[end:].lstrip("} \n")
 
 
 _JSON = Style(None, start="<tool_call>\n", after="\n</tool_call>", separator="\n")
@@ -36,12 +37,22 @@ JSON_SYNTAX = CallSyntax(
     "<tool_call>",
     "</tool_call>",
     template_marks=(),
-    fallback_sign=_asks_for_json,
+    fallback_sign=partial(_asks_for, "<tool_call>"),
     settings_names=("json_tools",),
     reader=_json_call,
     style=_JSON,
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
+FENCED = CallSyntax(
+    "fenced",
+    "```json",
+    "```",
+    template_marks=(),
+    fallback_sign=partial(_asks_for, "```json"),
+    reader=_json_call,
+    style=Style(None, start="```json\n", after="\n```", separator="\n"),
+)
+"""The same in blocks of code."""
 CODER = CallSyntax(
     "qwen3_coder",
     "<function=",

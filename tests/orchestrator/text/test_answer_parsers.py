@@ -82,7 +82,7 @@ def calling(name: str, pieces: Sequence[str], most: int | None = None) -> list[P
 
 
 def harmony(pieces: Sequence[str], *, tools: bool = True, most: int | None = None) -> list[Part]:
-    return parts(HarmonyParser(tools, most), pieces)
+    return parts(HarmonyParser(TOOLS if tools else (), most), pieces)
 
 
 # Reasoning ---------------------------------------------------------------------------------------
@@ -442,12 +442,12 @@ def test_without_tools_a_call_in_harmony_is_reasoning():
 @given(
     pieces=st.lists(
         st.sampled_from(["<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary", " to=functions.f"])
-        | st.sampled_from(["<|message|>", "<|end|>", "<|call|>", "{}", "a", " ", "<|", "t", "end|>"])
+        | st.sampled_from([" to=get_weather", "<|message|>", "<|end|>", "<|call|>", "{}", "a", " ", "<|", "t", "end|>"])
     )
 )
 def test_borders_do_not_matter_in_harmony(pieces: list[str]):
     said = "".join(pieces)
-    cut, whole, single = (HarmonyParser(True, None) for _ in range(3))
+    cut, whole, single = (HarmonyParser(TOOLS, None) for _ in range(3))
 
     assert parts(cut, pieces) == parts(whole, [said]) == parts(single, [*said])
     assert cut.thoughts == whole.thoughts == single.thoughts
