@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -11,7 +12,6 @@ from orchestrator.text.answer.bound_calls import CallWriter
 from orchestrator.text.answer.call_finder import CallFinder
 from orchestrator.text.answer.call_syntax import CallSyntax, Tools
 from orchestrator.text.answer.parsers import MarkedParser, ThoughtMarkers, ThoughtParser
-from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.chat_template import ChatMessage, ChatTemplate
 from orchestrator.text.families import SYNTAXES, THOUGHTS
 from orchestrator.text.families.harmony import (
@@ -26,6 +26,9 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.client import ThoughtText
 from protocol.messages.grammar import Thought
 
+AnswerParser: TypeAlias = MarkedParser | HarmonyParser
+"""Parses one answer: `push` returns the parts that are certain, `finish` those that were held back. The borders between
+the pieces of its text do not change the parts."""
 _CUT_AT = re.compile(
     r"""split\(\s*(['"])</(?P<name>[\w:.-]{0,40}(?:think|thought|reason|reflect)[\w:.-]{0,40})>\1""", re.IGNORECASE
 )

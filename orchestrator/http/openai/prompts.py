@@ -24,8 +24,7 @@ from orchestrator.http.openai.request import ChatRequest, CompletionRequest, sam
 from orchestrator.http.work import in_thread
 from orchestrator.machine.grammar_check import require_enforceable
 from orchestrator.text.answer.parsers import MarkedParser
-from orchestrator.text.answer.parts import AnswerParser
-from orchestrator.text.answer_format import AnswerFormat, infer_answer_format
+from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families.harmony import HARMONY_EFFORTS
 from orchestrator.text.families.qwen import JSON_CALLS

@@ -37,11 +37,7 @@ class CallFinder:
     """
 
     def __init__(
-        self,
-        syntax: CallSyntax | None = None,
-        tools: Tools = (),
-        wrappers: Sequence[str] = (),
-        thought_end: str = "",
+        self, syntax: CallSyntax | None = None, tools: Tools = (), wrappers: Sequence[str] = (), thought_end: str = ""
     ) -> None:
         """`wrappers`: markers around the text; `thought_end`: a marker that ends an unfinished call."""
         self._syntax = syntax = syntax or _NO_CALLS
@@ -59,7 +55,7 @@ class CallFinder:
         }
         self._text_markers = [syntax.start, thought_end, *self._borders]
         self._scanner = StopScanner(self._text_markers)
-        self._in_section = self._in_call = False
+        self._in_call = False
         self._content = ""
         """Of the call at hand."""
         self._begun = False
@@ -78,7 +74,7 @@ class CallFinder:
     @property
     def inside(self) -> bool:
         """Whether a call was begun that will have an end marker."""
-        return bool(self._end) and (self._in_call or self._in_section)
+        return bool(self._end) and self._in_call
 
     def push(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
@@ -100,7 +96,7 @@ class CallFinder:
 
     def finish(self) -> list[Piece]:
         """The pieces that were held back. What is pushed later is no part of them."""
-        held, self._in_section = self._scanner.flush(), False
+        held = self._scanner.flush()
         if not self._in_call:
             return [self._text(held)] if held else []
         self._content += held
@@ -120,12 +116,9 @@ class CallFinder:
             self._values, self._passed = Values(self._syntax.values), []
             return []
         self._text(marker)
-        if marker == self._thought_end:
+        if marker in (self._thought_end, self._section[0]):
             self._line, self._fenced = "", False
-        border = self._borders.get(marker)
-        if border is not None and border.place != "wrapper":
-            self._in_section = border.place == "opening"
-        return [marker if border is None else border]
+        return [self._borders.get(marker, marker)]
 
     def _cross_in_call(self, marker: str) -> list[Piece]:
         place = len(self._content)
@@ -135,9 +128,8 @@ class CallFinder:
             return self._leave_call(marker) if marker == self._end else [*self._leave_call(), *self._cross(marker)]
         # Where another call begins directly behind an end, this one has ended, in a value without an end.
         between = self._content[self._passed[-1] + len(self._end) :] if self._passed else "text"
-        for border in self._section:
-            between = between.replace(border, "")
-        if marker == self._syntax.start and not between.strip():
+        opening, closing = self._section
+        if marker == self._syntax.start and not between.replace(closing, "").replace(opening, "").strip():
             self._passed = self._passed[-1:]
             return [*self._ended_before(), *self._cross(marker)]
         self._content += marker
@@ -146,17 +138,12 @@ class CallFinder:
 
     def _may_start(self) -> bool:
         """A call is in no inline code. One that has tags begins a line or a section, outside a block of code."""
-        if self._line.endswith("`"):
-            return False
-        return not self._syntax.tagged or self._in_section or not (self._line.strip() or self._fenced)
+        begins = not (self._syntax.tagged and (self._line.strip() or self._fenced))
+        return begins and not self._line.endswith("`")
 
     def _leave_call(self, end: str = "") -> list[Piece]:
         """The call at hand, or its text. `end`: its end marker, if it has one."""
-        if end:
-            # Models forget the last brace.
-            found = self._syntax.read(self._content, self._tools) or self._syntax.read(self._content + "}", self._tools)
-        else:
-            found = self._syntax.read_cut(self._content, self._tools)
+        found = (self._syntax.read if end else self._syntax.read_cut)(self._content, self._tools)
         text = self._leave() + self._content
         if found is None:
             return [self._text(text + end)]

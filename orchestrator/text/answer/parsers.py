@@ -52,17 +52,12 @@ class ThoughtParser:
         """The last one of them is one, and not only a place where one may begin."""
         self._undecided: list[tuple[Place, Piece]] = []
         """Calls in the thought, and what stands behind each of them."""
-        self._calls_begin = 0
-
-    @property
-    def answering(self) -> bool:
-        return self._scanner.place is Place.ANSWER
 
     def mark(self, *, may_open: bool) -> list[Reasoning | Piece]:
         """The output has a mark here: what follows is a token of its own. It begins a thought if it is the start
         marker, unless a thought is open."""
         parts: list[Reasoning | Piece] = []
-        if may_open and self.answering:
+        if may_open and self._scanner.place is Place.ANSWER:
             parts = self._quoted()
             self._scanner.reopen()
             self._fresh, self._gap, self._begun = True, False, False
@@ -84,12 +79,12 @@ class ThoughtParser:
         parts = self._placed(self._scanner.flush())
         if not self._called:
             return [*parts, *self._quoted()]
-        self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._calls_begin)
+        self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._seen)
         for place, piece in self._undecided:
             if isinstance(piece, CallText):
                 parts.append(piece)
-            elif place is Place.THOUGHT and isinstance(piece, str):
-                parts += _reasoning(piece.strip())
+            elif place is Place.THOUGHT and isinstance(piece, str) and piece.strip():
+                parts.append(Reasoning(piece.strip()))
         return parts
 
     @property
@@ -104,7 +99,6 @@ class ThoughtParser:
             if self._undecided and (place is Place.ANSWER and (said or calls) if self._called else said):
                 parts += self._quoted()
             if self._undecided or (calls and place is Place.THOUGHT):
-                self._calls_begin = self._calls_begin if self._undecided else self._seen
                 self._undecided.append((place, piece))
             else:
                 parts += self._part(place, piece)
@@ -138,7 +132,7 @@ class ThoughtParser:
         kept = text.rstrip()
         self._held = text[len(kept) :]
         self._fresh = self._fresh and not kept
-        return _reasoning(kept)
+        return [Reasoning(kept)] if kept else []
 
     def _answer(self, piece: Piece) -> list[Reasoning | Piece]:
         text = piece if isinstance(piece, str) else piece.text
@@ -154,10 +148,6 @@ class ThoughtParser:
             return []
         self._last = text[-1]
         return [piece]
-
-
-def _reasoning(text: str) -> list[Reasoning | Piece]:
-    return [Reasoning(text)] if text else []
 
 
 _PIECES = re.compile(rf"[^{MARK}]+|{MARK}{MARK}|{MARK}")

@@ -10,8 +10,8 @@ _START = '{"name":'
 
 
 def _call(content: str) -> tuple[list[Any], str]:
-    found, end = json.JSONDecoder().raw_decode(_START + content)
-    if content[end - len(_START) :].strip(" \n;"):
+    found, end = json.JSONDecoder().raw_decode(_START + content + "}")
+    if content[end - len(_START) :].strip("} \n;"):
         raise ValueError("text follows the call")
     return [{"name": found["name"], "arguments": found["parameters"]}], ""
 

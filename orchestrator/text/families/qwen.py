@@ -23,8 +23,10 @@ def _asks_for(mark: str, template: ChatTemplate) -> bool:
 
 
 def _json_call(content: str) -> tuple[list[Any], str]:
-    found, end = json.JSONDecoder(strict=False).raw_decode(content.lstrip())
-    return [found], content.lstrip()[end:].lstrip("} \n")
+    # Models forget the last brace, or write one more.
+    content = content.lstrip()
+    found, end = json.JSONDecoder(strict=False).raw_decode(content + "}")
+    return [found], content[end:].lstrip("} \n")
 
 
 _JSON = Style(None, start="<tool_call>\n", after="\n</tool_call>", separator="\n")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from orchestrator.text import families
 from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
-from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
-from orchestrator.text.answer_format import AnswerFormat, infer_answer_format, infer_tool_syntax
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
+from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families import THOUGHTS
 from orchestrator.text.families.harmony import HarmonyParser
