@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -11,7 +12,6 @@ from orchestrator.text.answer.bound_calls import CallWriter
 from orchestrator.text.answer.call_finder import CallFinder
 from orchestrator.text.answer.call_syntax import CallSyntax, Tools
 from orchestrator.text.answer.parsers import MarkedParser, ThoughtMarkers, ThoughtParser
-from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.chat_template import ChatMessage, ChatTemplate
 from orchestrator.text.families import SYNTAXES, THOUGHTS
 from orchestrator.text.families.harmony import (
@@ -26,6 +26,9 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.client import ThoughtText
 from protocol.messages.grammar import Thought
 
+AnswerParser: TypeAlias = MarkedParser | HarmonyParser
+"""Parses one answer: `push` returns the parts that are certain, `finish` those that were held back. The borders between
+the pieces of its text do not change the parts."""
 _CUT_AT = re.compile(
     r"""split\(\s*(['"])</(?P<name>[\w:.-]{0,40}(?:think|thought|reason|reflect)[\w:.-]{0,40})>\1""", re.IGNORECASE
 )
@@ -46,6 +49,8 @@ class AnswerFormat:
     bounds: Thought | None = None
     """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens, or the
     template has none."""
+    call_starts: tuple[int, ...] = ()
+    """Tokens that begin a call."""
     call_writer: CallWriter | None = None
     """Makes grammars of calls; None if they can't be held to the schemas of their functions while decoding."""
     description: Callable[[Tools], str] | None = None
@@ -114,6 +119,7 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
         shown=codec.hidden(marks),
         marked=frozenset(() if first is None else (first,)),
         bounds=None if thought is None else _bounds(thought, template),
+        call_starts=() if tools is None else _call_starts(tools, codec),
         call_writer=None if tools is None else tools.writer(template),
         description=None if tools is None else tools.describer(template),
     )
@@ -140,6 +146,11 @@ def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:
     broken = ("\n",) if template.mentions("\\n" + markers.start) or template.mentions("\n" + markers.start) else ()
     starts = tuple(_tokens(space + markers.start, codec) for space in ("", *broken))
     return Thought(starts, _tokens(markers.end, codec))
+
+
+def _call_starts(syntax: CallSyntax, codec: TextCodec) -> tuple[int, ...]:
+    ids = (codec.id_of(mark) for mark in (*(syntax.section or ())[:1], syntax.start))
+    return tuple(id for id in ids if id is not None)
 
 
 def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -> bool:

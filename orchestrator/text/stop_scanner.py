@@ -103,7 +103,7 @@ class Place(Enum):
 
 
 _LINE = 200
-"""Characters behind an end marker in which the quotation marks around it may end."""
+"""Characters of a line before and behind an end marker, in which there may be quotation marks around it."""
 
 
 class ThoughtScanner:
@@ -120,10 +120,10 @@ class ThoughtScanner:
         self._end = StopScanner([end])
         self._held = ""
         """Text that may become the start marker, or behind an end marker that may be quoted."""
-        self._open = ""
-        """Quotation marks that are open at the end of the thought so far."""
+        self._line = ""
+        """The end of the thought's last line so far."""
         self._quotes = ""
-        """Those around an end marker, if one of them follows."""
+        """Quotation marks that are open before an end marker: if one of them follows, it is quoted."""
         self.place = Place.BEFORE
 
     def reopen(self) -> None:
@@ -143,17 +143,19 @@ class ThoughtScanner:
             self.place = Place.ANSWER
             # Some models repeat the marker that the prompt ends with.
             if self._opened or (start and content.startswith(start)):
-                self.place, self._open = Place.THOUGHT, ""
+                self.place, self._line = Place.THOUGHT, ""
                 content = content.removeprefix(start)
                 found.append((Place.BEFORE, text[: len(text) - len(content)]))
                 text = content
         while self.place is Place.THOUGHT:
             if not self._quotes:
                 thought, ended = self._end.push(text)
-                found.append((Place.THOUGHT, self._quoting(thought)))
+                found.append(self._thinking(thought))
                 if not ended:
                     return found
-                self._quotes, text = self._open, self._end.rest
+                # An apostrophe is a quotation mark only if it touches the marker.
+                marks = ("'" if self._line.endswith("'") else "", *(m for m in '`"' if self._line.count(m) % 2))
+                self._quotes, text = "".join(marks) if start else "", self._end.rest
             self._held += text
             closing = re.search(f"[{self._quotes}\n]", self._held) if self._quotes else None
             if self._quotes and closing is None and len(self._held) < _LINE:
@@ -174,21 +176,13 @@ class ThoughtScanner:
     def _cross(self, *, quoted: bool) -> tuple[Place, str]:
         _, end = self._markers
         if quoted:
-            return Place.THOUGHT, self._quoting(end)
+            return self._thinking(end)
         self.place = Place.ANSWER
         return Place.END, end
 
-    def _quoting(self, thought: str) -> str:
-        """`thought`, whose quotation marks are counted."""
-        # The letters of Harmony's marker, which has no start, are in no thought.
-        if not thought or not self._markers[0]:
-            return thought
-        line = thought.rpartition("\n")[2]
-        before = "" if line != thought else self._open
-        marks = [mark for mark in '`"' if (line.count(mark) + (mark in before)) % 2]
-        # An apostrophe is a quotation mark only if it touches the marker.
-        self._open = "".join(marks) + ("'" if thought[-1] == "'" else "")
-        return thought
+    def _thinking(self, thought: str) -> tuple[Place, str]:
+        self._line = (self._line + thought).rpartition("\n")[2][-_LINE:]
+        return Place.THOUGHT, thought
 
 
 class AnswerStops:

@@ -157,6 +157,8 @@ class ThoughtState:
             if following is None:
                 return None
             said = answering or following.phase in (ThoughtPhase.UNDECIDED, ThoughtPhase.WITHOUT)
+            # A call that ends the thought is the answer's.
+            said = said or token in self._thought.calls
             answer = [*answer, token] if said and following.phase is not ThoughtPhase.THINKING else []
             position = following
         return position, answer
@@ -179,7 +181,7 @@ def step(
     if token in ends if forced is None else token != forced:
         return None
     recent = (*position.recent, token)[-len(thought.end) :]
-    if recent == thought.end:
+    if recent == thought.end or token in thought.calls:
         spent = position.tokens if thought.budget is None else min(position.tokens, thought.budget)
         return ThoughtPosition(ThoughtPhase.BEHIND, spent)
     kept = len(thought.end) - 1

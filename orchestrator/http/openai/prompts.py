@@ -24,8 +24,7 @@ from orchestrator.http.openai.request import ChatRequest, CompletionRequest, sam
 from orchestrator.http.work import in_thread
 from orchestrator.machine.grammar_check import require_enforceable
 from orchestrator.text.answer.parsers import MarkedParser
-from orchestrator.text.answer.parts import AnswerParser
-from orchestrator.text.answer_format import AnswerFormat, infer_answer_format
+from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families.harmony import HARMONY_EFFORTS
 from orchestrator.text.families.qwen import JSON_CALLS
@@ -173,7 +172,8 @@ class ChatPrompts:
         # In Harmony, a call does not come behind the thought but ends it.
         if thought is None or (self.form.harmony and question.offered):
             return grammar
-        thought = replace(thought, budget=budget)
+        calls = self.form.call_starts if question.offered and (grammar is None or grammar.optional) else ()
+        thought = replace(thought, budget=budget, calls=calls)
         if grammar is not None:
             return replace(grammar, thought=thought)
         return None if budget is None else Grammar("", thought=replace(thought, again=not self.form.harmony))

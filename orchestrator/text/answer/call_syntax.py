@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -40,39 +40,31 @@ class ReadParts(NamedTuple):
     rest: str
 
 
-def as_it_is(content: str) -> Iterable[tuple[str, str]]:
-    """For `CallSyntax.without_end`: a call may be complete without its end marker."""
-    return ((content, ""),)
+LONGEST_HEAD = 256
+"""Characters in which the name of a call's function stands."""
+_BEFORE_NAMES = r"(?:\W|(?:names?|functions?|tools?|calls?|index|type|id|sep|\d+)(?!\w))*"
 
 
-JSON_HEADS = ('{"name":"NAME"', '{"arguments":')
-JSON_QUOTES: Mapping[str, Sequence[str]] = {'"': ('"',)}
+def beginning_of_calls(tools: Tools) -> re.Pattern[str]:
+    """Matches what may be the beginning of a call behind its start marker; `name` is in it once that is certain."""
+    names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
+    name = rf"(?:functions\.)?(?:{names}|arguments|parameters)(?![\w.-]|\Z)"
+    return re.compile(rf"{_BEFORE_NAMES}(?:(?P<name>{name})|[\w.-]*\Z)")
 
 
 class Values:
     """Whether the text of a call ends inside a value, in which markers are text."""
 
-    def __init__(self, quotes: Mapping[str, Sequence[str]]) -> None:
-        """`quotes`: what begins a value, and what may end it."""
-        marks = {*quotes, *(end for ends in quotes.values() for end in ends)}
-        escapes = [r"\\."] if '"' in quotes else []
-        self._pattern = re.compile("|".join([*escapes, *map(re.escape, marks)]) or "(?!)", re.DOTALL)
-        self._quotes = quotes
-        self._ends: Sequence[str] = ()
+    def __init__(self, values: Sequence[tuple[str, str]]) -> None:
+        self._ends = dict(values)
+        self._pattern = re.compile("|".join([r"\\[\\\"']", *map(re.escape, {*self._ends, *self._ends.values()})]))
+        self._end = ""
 
     def push(self, text: str) -> bool:
         """Whether what was pushed so far, which ends before a marker, ends inside a value."""
         for mark in self._pattern.findall(text):
-            if not self._ends:
-                self._ends = self._quotes.get(mark, ())
-            elif mark in self._ends:
-                self._ends = ()
-        return bool(self._ends)
-
-
-def up_to(end: str) -> Callable[[str], Iterable[tuple[str, str]]]:
-    """For `CallSyntax.without_end`: a call is complete where nothing follows `end`, or white space."""
-    return lambda content: ((content.rstrip(), ""),) if content.rstrip().endswith(end) else ()
+            self._end = "" if mark == self._end else self._end or self._ends.get(mark, "")
+        return bool(self._end)
 
 
 def in_order(*marks: str) -> Callable[[str], bool]:
@@ -116,11 +108,7 @@ class CallSyntax:
     ValueError or LookupError."""
     text_arguments: bool = False
     """Arguments are texts without quotes."""
-    name_alone: bool = False
-    """A call without arguments is the name of its function, which mlx-lm's parser does not read."""
-    heads: tuple[str, ...] = JSON_HEADS
-    """How a call may begin behind `start`, without white space. NAME stands for the name of the function."""
-    quotes: Mapping[str, Sequence[str]] = field(default_factory=lambda: JSON_QUOTES)
+    values: tuple[tuple[str, str], ...] = (('"', '"'),)
     """What begins a value and what ends it. In a value, markers are text."""
     tagged: bool = False
     """Its markers are tags, as texts have them: outside a section, a call begins a line and is in no block of code."""
@@ -128,7 +116,7 @@ class CallSyntax:
     """False for what a parser would read too loosely, or search again and again for what is not there."""
     without_end: Callable[[str], Iterable[tuple[str, str]]] | None = None
     """Where the end marker is missing: contents that may be complete, the best first, with the text behind each. None:
-    a call is complete only with the marker."""
+    the whole content, which ends with a value where values have tags."""
     forms: tuple[CallForm, ...] = ()
     """Calls that can be read while they are written; others are read at their end."""
     translator: Callable[[], Translator] | None = None
@@ -169,15 +157,13 @@ class CallSyntax:
     def _style_of(self, template: ChatTemplate) -> Style | None:
         return next((style for text, style in self.styles if template.mentions(text)), self.style)
 
-    def heads_of(self, tools: Tools) -> list[str]:
-        """The ways in which a call of these functions may begin behind `start`, without white space."""
-        names = [tool["function"]["name"] for tool in tools]
-        return [head.replace("NAME", name) for head in self.heads for name in (names if "NAME" in head else names[:1])]
-
     def read_cut(self, content: str, tools: Tools) -> FoundCalls | None:
         """What stands behind a start marker whose end marker is missing; None if it has no complete call."""
-        for whole, behind in self.without_end(content) if self.without_end else ():
-            if (found := self.read(whole, tools)) and all(_is_whole(call, tools) for call in found.calls):
+        tags = tuple(end for _, end in self.values if end.startswith("</"))
+        if tags and not content.rstrip().endswith(tags):
+            return None
+        for whole, behind in self.without_end(content) if self.without_end else ((content, ""),):
+            if found := self.read(whole, tools):
                 return found._replace(rest=found.rest + behind)
         return None
 
@@ -196,7 +182,7 @@ class CallSyntax:
     def _read(self, content: str, tools: Tools, offered: set[str]) -> tuple[list[Any], str]:
         if self.reader is not None:
             return self.reader(content)
-        if self.name_alone and content.strip() in offered:
+        if content.strip() in offered:
             return [{"name": content.strip(), "arguments": {}}], ""
         known = [_with_types(tool) for tool in tools]
         # These parsers read a whole section of calls; each call is returned when it is complete.
@@ -336,13 +322,6 @@ def _written(arguments: dict[str, Any]) -> str:
     # Half a pair of surrogates has no encoding.
     written.encode()
     return written
-
-
-def _is_whole(call: Call, tools: Tools) -> bool:
-    """Whether the call has all arguments that its function requires."""
-    function = next(tool["function"] for tool in tools if tool["function"]["name"] == call.name)
-    given = json.loads(call.arguments)
-    return all(name in given for name, _, required in Parameters(function).members() if required)
 
 
 def _with_types(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from orchestrator.text.answer.call_finder import Border, CallFinder, CallText, Marker, Piece
+from orchestrator.text.answer.call_finder import CallFinder, CallText, Marker, Piece
 from orchestrator.text.answer.call_syntax import CallLimit
 from orchestrator.text.answer.parts import Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.stop_scanner import Place, ThoughtScanner
@@ -53,17 +53,12 @@ class ThoughtParser:
         """The last one of them is one, and not only a place where one may begin."""
         self._undecided: list[tuple[Place, Piece]] = []
         """Calls in the thought, and what stands behind each of them."""
-        self._calls_begin = 0
-
-    @property
-    def answering(self) -> bool:
-        return self._scanner.place is Place.ANSWER
 
     def mark(self, *, may_open: bool) -> list[Reasoning | Piece]:
         """The output has a mark here: what follows is a token of its own. It begins a thought if it is the start
         marker, unless a thought is open."""
         parts: list[Reasoning | Piece] = []
-        if may_open and self.answering:
+        if may_open and self._scanner.place is Place.ANSWER:
             parts = self._quoted()
             self._scanner.reopen()
             self._fresh, self._gap, self._begun = True, False, False
@@ -85,12 +80,12 @@ class ThoughtParser:
         parts = self._placed(self._scanner.flush())
         if not self._called:
             return [*parts, *self._quoted()]
-        self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._calls_begin)
+        self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._seen)
         for place, piece in self._undecided:
             if isinstance(piece, CallText):
                 parts.append(piece)
-            elif place is Place.THOUGHT and isinstance(piece, str):
-                parts += _reasoning(piece.strip())
+            elif place is Place.THOUGHT and isinstance(piece, str) and piece.strip():
+                parts.append(Reasoning(piece.strip()))
         return parts
 
     @property
@@ -101,11 +96,10 @@ class ThoughtParser:
         parts: list[Reasoning | Piece] = []
         for place, piece in found:
             said = isinstance(piece, str) and bool(piece.strip())
-            calls = isinstance(piece, CallText) or (isinstance(piece, Marker) and piece.border is Border.OPENING)
+            calls = isinstance(piece, CallText) or (isinstance(piece, Marker) and piece.place == "opening")
             if self._undecided and (place is Place.ANSWER and (said or calls) if self._called else said):
                 parts += self._quoted()
             if self._undecided or (calls and place is Place.THOUGHT):
-                self._calls_begin = self._calls_begin if self._undecided else self._seen
                 self._undecided.append((place, piece))
             else:
                 parts += self._part(place, piece)
@@ -139,7 +133,7 @@ class ThoughtParser:
         kept = text.rstrip()
         self._held = text[len(kept) :]
         self._fresh = self._fresh and not kept
-        return _reasoning(kept)
+        return [Reasoning(kept)] if kept else []
 
     def _answer(self, piece: Piece) -> list[Reasoning | Piece]:
         text = piece if isinstance(piece, str) else piece.text
@@ -155,10 +149,6 @@ class ThoughtParser:
             return []
         self._last = text[-1:] or self._last
         return [piece]
-
-
-def _reasoning(text: str) -> list[Reasoning | Piece]:
-    return [Reasoning(text)] if text else []
 
 
 _PIECES = re.compile(rf"[^{MARK}]+|{MARK}{MARK}|{MARK}")
@@ -181,9 +171,9 @@ class MarkedParser:
     ) -> None:
         """`most`: number of calls that the client accepts, further ones are dropped; None for any number. `marks`:
         without them, a `MARK` is text."""
-        self._marks = marks
-        self._thought = thought
-        self._finder = calls or CallFinder(None, ())
+        self._marks = marks and thought is not None
+        self._thought = thought or ThoughtParser(ThoughtMarkers("", ""), opened=False)
+        self._finder = calls or CallFinder()
         self._kept = CallLimit(most).kept
         self._held = ""
         """A `MARK` at the end of the text so far: a second one may follow."""
@@ -193,17 +183,19 @@ class MarkedParser:
 
     @property
     def thoughts(self) -> Sequence[ThoughtSpan]:
-        return () if self._thought is None else self._thought.thoughts
+        return self._thought.thoughts
 
     def push(self, text: str) -> Sequence[Part]:
-        if self._thought is None or not self._marks:
+        if not self._marks:
             return self._parsed(self._finder.push(text))
         text = self._held + text
         self._held = MARK if (len(text) - len(text.rstrip(MARK))) % 2 else ""
         parts: list[Part] = []
         for piece in _PIECES.findall(text.removesuffix(self._held)):
             if piece == MARK:
-                parts += self._mark(self._thought)
+                may_open = not self._finder.inside
+                parts += self._parsed(self._finder.finish()) if may_open else []
+                parts += self._said(self._thought.mark(may_open=may_open))
                 continue
             if piece == 2 * MARK:
                 self._thought.pass_over(1)
@@ -213,49 +205,33 @@ class MarkedParser:
 
     def finish(self) -> Sequence[Part]:
         parts = self._parsed(self._finder.finish())
-        if self._thought is not None:
-            parts += self._said(self._thought.finish())
-        return [*parts, *self._between_calls()]
-
-    def _mark(self, thought: ThoughtParser) -> list[Part]:
-        may_open = not self._finder.inside
-        parts = self._parsed(self._finder.finish()) if may_open else []
-        return [*parts, *self._said(thought.mark(may_open=may_open))]
+        return [*parts, *self._said(self._thought.finish()), *self._between_calls()]
 
     def _parsed(self, pieces: Sequence[Piece]) -> list[Part]:
-        if self._thought is None:
-            return self._said(pieces)
         return [part for piece in pieces for part in self._said(self._thought.push(piece))]
 
     def _said(self, pieces: Sequence[Reasoning | Piece]) -> list[Part]:
         parts: list[Part] = []
         for piece in pieces:
-            match piece:
-                case Reasoning():
-                    parts.append(piece)
-                case CallText():
-                    parts += self._kept(piece.calls)
-                    self._between, self._behind_call = "", True
-                case Marker(text, Border.OPENING):
-                    self._between += text
-                case Marker(text, Border.CLOSING):
-                    if self._behind_call and not self._between.strip():
-                        self._between = ""
-                    else:
-                        parts += self._between_calls(text)
-                case Marker():
-                    pass
-                case str():
-                    if piece.isspace() and (self._behind_call or self._between):
-                        self._between += piece
-                    else:
-                        parts += self._between_calls(piece)
+            if isinstance(piece, Reasoning):
+                parts.append(piece)
+            elif isinstance(piece, CallText):
+                parts += self._kept(piece.calls)
+                self._between, self._behind_call = "", True
+            elif isinstance(piece, str):
+                space = piece.isspace() and (self._behind_call or self._between)
+                parts += self._between_calls(piece, dropped=bool(space))
+            elif piece.place == "closing" and self._behind_call and not self._between.strip():
+                self._between = ""
+            elif piece.place != "wrapper":
+                parts += self._between_calls(piece.text, dropped=piece.place == "opening")
         return parts
 
-    def _between_calls(self, text: str = "") -> list[Part]:
-        """What is no white space between calls, since `text` or the end of the answer follows."""
-        between, self._between = self._between, ""
-        # White space at the end of an answer that has calls is dropped.
-        said = between + text if text or between.strip() else ""
-        self._behind_call = self._behind_call and not said
-        return [Spoken(said)] if said else []
+    def _between_calls(self, text: str = "", *, dropped: bool = False) -> list[Part]:
+        """What is no white space between calls, since `text` or the end of the answer follows. `dropped`: unless text
+        follows."""
+        self._between += text
+        if dropped or not (text or self._between.strip()):
+            return []
+        said, self._between, self._behind_call = self._between, "", False
+        return [Spoken(said)]

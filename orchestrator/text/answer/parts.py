@@ -1,8 +1,7 @@
 """The parts of an answer, and the interface of the parsers that find them. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -65,20 +64,3 @@ class ThoughtJoiner:
         apart = self._begun and not inside
         self._begun = True
         return Reasoning("\n\n" + part.text) if apart else part
-
-
-class AnswerParser(Protocol):
-    """Parses one answer. The borders between the pieces of its text do not change the parts."""
-
-    @property
-    def thoughts(self) -> Sequence[ThoughtSpan]:
-        """Of the output so far."""
-        ...
-
-    def push(self, text: str) -> Sequence[Part]:
-        """The parts that are certain now."""
-        ...
-
-    def finish(self) -> Sequence[Part]:
-        """The parts that were held back, at the end of the output."""
-        ...

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
 from orchestrator.text.answer.call_stream import OBJECT, CallForm
-from orchestrator.text.answer.call_syntax import CallSyntax, Tools, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax, Tools
 
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _START, _END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -52,8 +52,6 @@ DEEPSEEK = CallSyntax(
     inner_markers=(_SEPARATOR,),
     template_marks=((_START, _SEPARATOR),),
     reader=_call,
-    heads=(f"NAME{_SEPARATOR}", f"function{_SEPARATOR}NAME"),
-    without_end=as_it_is,
     forms=(
         CallForm(re.compile(rf"\s*(?P<name>[^\s`]+?)\s*{_SEPARATOR}" + OBJECT)),
         CallForm(re.compile(rf"[^`]*?{_SEPARATOR}\s*(?P<name>[^\s`]+)\s*```(?:json)?" + OBJECT), r"\s*```"),

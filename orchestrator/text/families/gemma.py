@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.text.answer.bound_calls import BareObject, Style
 from orchestrator.text.answer.call_stream import OBJECT, CallForm, QuotedTexts
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is, in_order, up_to
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 _QUOTE = '<|"|>'
@@ -38,9 +38,7 @@ GEMMA = CallSyntax(
     inner_markers=(_QUOTE,),
     template_marks=(("<|tool_call>", "<tool_call|>"),),
     reader=_calls,
-    heads=("call:NAME{",),
-    quotes={_QUOTE: (_QUOTE,)},
-    without_end=as_it_is,
+    values=((_QUOTE, _QUOTE),),
     forms=(CallForm(re.compile(r"[\s,;]*call:(?P<name>[\w.-]+)" + OBJECT)),),
     translator=_TRANSLATOR,
     style=Style(
@@ -55,9 +53,7 @@ FUNCTION_GEMMA = CallSyntax(
     forms=(CallForm(re.compile(r"\s*call:(?P<name>\w+)(?=\{)")),),
     translator=partial(QuotedTexts, "<escape>"),
     well_formed=in_order("call:", "}"),
-    heads=("call:NAME{",),
-    quotes={"<escape>": ("<escape>",)},
-    without_end=up_to("}"),
+    values=(("<escape>", "<escape>"),),
     style=Style(
         BareObject("<escape>", never=("}", "<end_function_call>"), flat=True),
         start="<start_function_call>",

@@ -4,7 +4,7 @@ import re
 
 from orchestrator.text.answer.bound_calls import Fields, Style
 from orchestrator.text.answer.call_stream import CallForm, FieldMarks
-from orchestrator.text.answer.call_syntax import JSON_HEADS, CallSyntax, in_order, up_to
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 
@@ -36,10 +36,7 @@ GLM = CallSyntax(
     template_marks=(("<arg_key>",),),
     settings_names=("glm47", "laguna"),
     text_arguments=True,
-    name_alone=True,
-    heads=("NAME<arg_key>", *JSON_HEADS),
-    quotes={"<arg_value>": ("</arg_value>",)},
-    without_end=up_to("</arg_value>"),
+    values=(("<arg_value>", "</arg_value>"),),
     forms=(_form(""),),
     well_formed=in_order("<arg_key>", "<arg_value>", "</arg_value>"),
     style=Style(
@@ -57,10 +54,7 @@ LONGCAT = CallSyntax(
     "</longcat_tool_call>",
     inner_markers=("<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
     text_arguments=True,
-    name_alone=True,
-    heads=("NAME<longcat_arg_key>", *JSON_HEADS),
-    quotes={"<longcat_arg_value>": ("</longcat_arg_value>",)},
-    without_end=up_to("</longcat_arg_value>"),
+    values=(("<longcat_arg_value>", "</longcat_arg_value>"),),
     forms=(_form("longcat_"),),
     well_formed=in_order("<longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
     style=_lines("longcat_"),

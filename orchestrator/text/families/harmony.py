@@ -12,7 +12,7 @@ import msgspec
 
 from orchestrator.text.answer.bound_calls import Functions, Marks, bounded, require_small
 from orchestrator.text.answer.call_stream import OBJECT, CallForm
-from orchestrator.text.answer.call_syntax import CallLimit, CallStream, CallSyntax, Tools, as_it_is
+from orchestrator.text.answer.call_syntax import CallLimit, CallStream, CallSyntax, Tools
 from orchestrator.text.answer.parameters import Function, Parameters
 from orchestrator.text.answer.parts import Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.chat_template import ChatTemplate
@@ -47,7 +47,7 @@ class HarmonyParser:
     """Reasoning is the analysis channel; text is the final channel and commentary to no function."""
 
     def __init__(self, tools: Tools, most: int | None) -> None:
-        """`tools`: those that are offered; without, a call is reasoning. `most`: as of ToolCallParser."""
+        """`tools`: those that are offered; without, a call is reasoning. `most`: as of MarkedParser."""
         self._tools = tools
         self._kept = CallLimit(most).kept
         self._body: _Body | None = None
@@ -83,6 +83,12 @@ class HarmonyParser:
     def _add(self, text: str, place: int) -> list[Part]:
         """`place`: characters of output before `text`."""
         self._content += text
+        header, brace, arguments = self._content.partition("{")
+        # Some calls have no marker before their arguments.
+        if self._body is None and brace and _may_be_header(header) and _RECIPIENT.search(header):
+            self._content = header
+            self._read_header(place + len(text) - len(brace + arguments))
+            self._content += brace + arguments
         if self._body is None and not _may_be_header(self._content):
             self._begin("spoken", place + len(text) - len(self._content))
         if self._body is None:
@@ -107,12 +113,16 @@ class HarmonyParser:
 
     def _read_header(self, place: int) -> None:
         header, self._content = self._content, ""
-        channel, recipient = _NAME.search(header), _RECIPIENT.search(header)
-        name = recipient[1] if recipient else ""
-        if name.startswith(_FUNCTIONS) and self._tools:
+        channel, to = _NAME.search(header), _RECIPIENT.search(header)
+        name = to[1] if to else ""
+        recipient = name.removeprefix(_FUNCTIONS)
+        if any(tool["function"]["name"] == recipient for tool in self._tools):
             self._begin("call", place)
             self._stream = CallStream(_CALLS, self._tools)
-            self._stream.push(name.removeprefix(_FUNCTIONS) + "\n")
+            self._stream.push(recipient + "\n")
+        elif self._tools and name.startswith(_FUNCTIONS):
+            self._begin("spoken", place)
+            self._content = f"{name} "
         elif name or (channel is not None and channel[1] == "analysis"):
             self._body = "reasoning"
         else:
@@ -139,9 +149,7 @@ def _call(content: str) -> tuple[list[Any], str]:
     return [{"name": name, "arguments": msgspec.json.decode(arguments.strip() or "{}")}], ""
 
 
-_CALLS = CallSyntax(
-    "harmony", "", "", reader=_call, without_end=as_it_is, forms=(CallForm(re.compile(r"(?P<name>\S+)" + OBJECT)),)
-)
+_CALLS = CallSyntax("harmony", "", "", reader=_call, forms=(CallForm(re.compile(r"(?P<name>\S+)" + OBJECT)),))
 """The recipient, a line break, and the arguments."""
 
 

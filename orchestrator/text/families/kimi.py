@@ -4,7 +4,7 @@ import re
 
 from orchestrator.text.answer.bound_calls import Style
 from orchestrator.text.answer.call_stream import OBJECT, CallForm, FieldMarks
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 K2 = CallSyntax(
@@ -13,8 +13,6 @@ K2 = CallSyntax(
     "<|tool_call_end|>",
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     inner_markers=("<|tool_call_argument_begin|>",),
-    heads=("functions.NAME:", "NAME:"),
-    without_end=as_it_is,
     forms=(
         CallForm(
             re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+):\d+)\s*<\|tool_call_argument_begin\|>" + OBJECT)
@@ -56,8 +54,7 @@ K3 = CallSyntax(
     section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
     inner_markers=_TOKENS,
     template_marks=(_TOKENS,),
-    heads=('tool="NAME"', 'index="'),
-    quotes={},
+    values=(),
     forms=(
         CallForm(re.compile(_K3_HEAD.format("", "tool", "name") + r"(?=\s*<\|open\|>argument)"), fields=(_K3_FIELD,)),
     ),

@@ -16,12 +16,9 @@ _CUTS = 8
 
 
 def _cut(content: str) -> Iterable[tuple[str, str]]:
-    ends = [found.end() for found in re.finditer(r"\)", content)]
-    return (
-        (listed, content[end:].removeprefix("]"))
-        for end in reversed(ends[-_CUTS:])
-        if _is_python(listed := content[:end] + "]")
-    )
+    ends = [found.end() for found in re.finditer(r"\)", content)][-_CUTS:]
+    cuts = ((content[:end] + "]", content[end:].removeprefix("]")) for end in reversed(ends))
+    return (cut for cut in cuts if _is_python(cut[0]))
 
 
 def _is_python(text: str) -> bool:
@@ -69,8 +66,7 @@ LFM = CallSyntax(
     _END,
     template_marks=(("<|tool_list_start|>",), (_START,)),
     fallback_sign=_has_tokens,
-    heads=("[NAME(",),
-    quotes={'"': ('"',), "'": ("'",)},
+    values=(('"', '"'), ("'", "'")),
     without_end=_cut,
     forms=(CallForm(re.compile(r"[\[,\s]*(?P<name>[\w.]+)(?=\{)"), r"\s*\]"),),
     translator=_PythonTexts,

@@ -5,14 +5,14 @@ from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
 from orchestrator.text.answer.call_stream import CallForm, json_header
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax
 
 _START = '{"name":'
 
 
 def _call(content: str) -> tuple[list[Any], str]:
-    found, end = json.JSONDecoder().raw_decode(_START + content)
-    if content[end - len(_START) :].strip(" \n;"):
+    found, end = json.JSONDecoder().raw_decode(_START + content + "}")
+    if content[end - len(_START) :].strip("} \n;"):
         raise ValueError("text follows the call")
     return [{"name": found["name"], "arguments": found["parameters"]}], ""
 
@@ -23,8 +23,6 @@ LLAMA = CallSyntax(
     "",
     template_marks=(('"parameters": dictionary of argument name',),),
     reader=_call,
-    heads=('"NAME"',),
-    without_end=as_it_is,
     forms=(CallForm(json_header("", "parameters"), r"\s*\}[\s;]*"),),
     style=Style(start=_START, before=" ", behind=', "parameters": ', quoted=True, after="}", separator="\n"),
 )

@@ -4,9 +4,7 @@ import re
 
 from orchestrator.text.answer.bound_calls import Fields, Style
 from orchestrator.text.answer.call_stream import CallForm, FieldMarks
-from orchestrator.text.answer.call_syntax import CallSyntax, in_order, up_to
-
-_NAMES = ('"NAME"', "'NAME'", "NAME>")
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order
 
 _HEADER = re.compile(r"""\s*["']?(?P<name>[^"'<>]+)["']?\s*>""")
 
@@ -25,9 +23,7 @@ MINIMAX = CallSyntax(
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
     text_arguments=True,
     tagged=True,
-    heads=_NAMES,
-    quotes={"<parameter name=": ("</parameter>",)},
-    without_end=up_to("</parameter>"),
+    values=(("<parameter name=", "</parameter>"),),
     forms=(CallForm(_HEADER, fields=(_fields("parameter"),)),),
     style=Style(
         Fields('<parameter name="', '">', "</parameter>", after="\n", never=("</invoke>", "</minimax:tool_call>")),
@@ -46,9 +42,7 @@ MINICPM = CallSyntax(
     template_marks=(('<function name="', '<param name="'),),
     forms=(CallForm(_HEADER, fields=(_fields("param"), _fields("param", "<![CDATA["))),),
     text_arguments=True,
-    heads=_NAMES,
-    quotes={"<param name=": ("</param>",)},
-    without_end=up_to("</param>"),
+    values=(("<param name=", "</param>"),),
     style=Style(
         Fields('<param name="', '">', "</param>", never=("</function>",)),
         start='<function name="',
@@ -64,8 +58,7 @@ MUSE_SPARK = CallSyntax(
     "</atem:invoke>",
     section=("<atem:function_calls>", "</atem:function_calls>"),
     tagged=True,
-    heads=('name="NAME"',),
-    quotes={"<atem:parameter": ("</atem:parameter>",)},
+    values=(("<atem:parameter", "</atem:parameter>"),),
     forms=(CallForm(re.compile(r'[^>]*?\bname="(?P<name>[^"]+)"[^>]*>'), fields=(_fields("atem:parameter"),)),),
     well_formed=lambda content: "<atem:invoke" not in content and _ordered(content),
 )

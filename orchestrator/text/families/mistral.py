@@ -6,11 +6,11 @@ from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
 from orchestrator.text.answer.call_stream import OBJECT, CallForm, json_header
-from orchestrator.text.answer.call_syntax import JSON_HEADS, CallSyntax, as_it_is
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 _DECODER = json.JSONDecoder()
-_HEADER = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\](?P<id>[\w-]+)\s*)?\[ARGS\]\s*")
+_HEADER = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\](?P<id>[\w-]+)\s*)?(?:\[ARGS\]\s*|(?=\{))")
 _LIST_START = re.compile(r"\s*(?=\[)")
 _LIST_SEPARATOR = re.compile(r"\s*[\[,]\s*")
 _LIST_END = re.compile(r"\s*\]")
@@ -53,8 +53,6 @@ MISTRAL = CallSyntax(
     "",
     inner_markers=("[ARGS]", "[CALL_ID]"),
     reader=_calls,
-    heads=("NAME[", *(f"[{head}" for head in JSON_HEADS)),
-    without_end=as_it_is,
     forms=(
         CallForm(re.compile(_HEADER.pattern + OBJECT)),
         CallForm(json_header(r'\s*[\[,]\s*\{\s*"name"\s*:'), r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}(?:\s*\])?'),

@@ -1,13 +1,13 @@
 """Qwen: `<think>`, as DeepSeek and most others write it, and JSON calls, as Hermes models do; Qwen Coder's calls."""
 
+import json
 import re
+from functools import partial
 from typing import Any
-
-import msgspec
 
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
 from orchestrator.text.answer.call_stream import CallForm, FieldMarks, json_header
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is, up_to
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
@@ -15,17 +15,20 @@ from protocol.errors import InputError
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 
 
-def _asks_for_json(template: ChatTemplate) -> bool:
+def _asks_for(mark: str, template: ChatTemplate) -> bool:
     """By a prompt with a tool: the source of many templates has these words for other syntaxes."""
     try:
         text = template.text([{"role": "user", "content": ""}], [_PROBE])
     except InputError:
         return False
-    return "<tool_call>" in text and '"arguments"' in text
+    return mark in text and '"arguments"' in text
 
 
 def _json_call(content: str) -> tuple[list[Any], str]:
-    return [msgspec.json.decode(content.strip())], ""
+    # Models forget the last brace, or write one more.
+    content = content.lstrip()
+    found, end = json.JSONDecoder(strict=False).raw_decode(content + "}")
+    return [found], content[end:].lstrip("} \n")
 
 
 _JSON = Style(None, start="<tool_call>\n", after="\n</tool_call>", separator="\n")
@@ -33,19 +36,30 @@ JSON_CALLS = StyledCalls(_JSON, Marks({}))
 """Of a model in which these markers are no tokens."""
 
 THOUGHT = ThoughtMarkers("<think>", "</think>")
+_FORMS = (CallForm(json_header(r'\s*\{\s*"name"\s*:'), r"\s*\}"),)
 JSON_SYNTAX = CallSyntax(
     "json",
     "<tool_call>",
     "</tool_call>",
     template_marks=(),
-    fallback_sign=_asks_for_json,
+    fallback_sign=partial(_asks_for, "<tool_call>"),
     settings_names=("json_tools",),
     reader=_json_call,
-    without_end=as_it_is,
-    forms=(CallForm(json_header(r'\s*\{\s*"name"\s*:'), r"\s*\}"),),
+    forms=_FORMS,
     style=_JSON,
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
+FENCED = CallSyntax(
+    "fenced",
+    "```json",
+    "```",
+    template_marks=(),
+    fallback_sign=partial(_asks_for, "```json"),
+    reader=_json_call,
+    forms=_FORMS,
+    style=Style(None, start="```json\n", after="\n```", separator="\n"),
+)
+"""The same in blocks of code."""
 _FIELD = FieldMarks(
     re.compile(r"\s*<parameter=\s*(?P<key>[^\s<>]+)\s*>(?:\n|(?=[^\n]))"), "<parameter=", "</parameter>", space="\n"
 )
@@ -58,9 +72,7 @@ CODER = CallSyntax(
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
     text_arguments=True,
     tagged=True,
-    heads=("NAME>",),
-    quotes={"<parameter=": ("</parameter>",)},
-    without_end=up_to("</parameter>"),
+    values=(("<parameter=", "</parameter>"),),
     forms=(CallForm(re.compile(r"\s*(?P<name>[^\s<>]+)\s*>(?=\s*<p)"), fields=(_FIELD,)),),
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),

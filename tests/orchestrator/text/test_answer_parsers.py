@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from orchestrator.text import families
 from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
-from orchestrator.text.answer.parts import AnswerParser, Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
-from orchestrator.text.answer_format import AnswerFormat, infer_answer_format, infer_tool_syntax
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
+from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families import THOUGHTS
 from orchestrator.text.families.harmony import HarmonyParser
@@ -447,7 +447,7 @@ def test_without_tools_a_call_in_harmony_is_reasoning():
 @given(
     pieces=st.lists(
         st.sampled_from(["<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary", " to=functions.f"])
-        | st.sampled_from(["<|message|>", "<|end|>", "<|call|>", "{}", "a", " ", "<|", "t", "end|>"])
+        | st.sampled_from([" to=get_weather", "<|message|>", "<|end|>", "<|call|>", "{}", "a", " ", "<|", "t", "end|>"])
     )
 )
 def test_borders_do_not_matter_in_harmony(pieces: list[str]):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator.text import families
-from orchestrator.text.answer.parts import AnswerParser, Arguments, Call, Part, Spoken
-from orchestrator.text.answer_format import AnswerFormat
+from orchestrator.text.answer.parts import Arguments, Call, Part, Spoken
+from orchestrator.text.answer_format import AnswerFormat, AnswerParser
 from orchestrator.text.families.harmony import HarmonyParser
 from tests.orchestrator.text.test_answer_parsers import joined
 from tests.support.call_syntaxes import SYNTAXES
