@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from orchestrator.text.answer.bound_calls import Marks, Style, StyledCalls
-from orchestrator.text.answer.parameters import ALL_TYPES, Parameters, Types, read_as
 from orchestrator.text.answer.parts import Call
+from orchestrator.text.answer.text_arguments import TextForm
 from orchestrator.text.chat_template import ChatTemplate
 
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
@@ -58,7 +58,7 @@ class CallSyntax:
     """How the models of a family write tool calls."""
 
     name: str
-    """That of mlx-lm's parser, which reads the calls unless there is a `reader`."""
+    """That of mlx-lm's parser, which reads the calls unless there is a `reader` or `texts`."""
     start: str
     end: str
     """Empty: a call ends where the next one begins, or with the answer."""
@@ -75,10 +75,8 @@ class CallSyntax:
     reader: Callable[[str], tuple[list[Any], str]] | None = None
     """From the text between two markers to objects with `name` and `arguments`, and the text behind the calls. Raises
     ValueError or LookupError."""
-    text_arguments: bool = False
-    """Arguments are texts without quotes."""
-    name_alone: bool = False
-    """A call without arguments is the name of its function, which mlx-lm's parser does not read."""
+    texts: TextForm | None = None
+    """How to read calls whose arguments are texts without quotes."""
     offered_only: bool = False
     """Only calls of offered functions are calls: the parser makes one of any text, or others use these markers too."""
     well_formed: Callable[[str], bool] = in_order()
@@ -101,7 +99,7 @@ class CallSyntax:
     @property
     def readable(self) -> bool:
         """Whether the installed mlx-lm has the parser, if that reads the calls."""
-        return self.reader is not None or importlib.util.find_spec(f"{_mlx_parsers()}.{self.name}") is not None
+        return bool(self.reader or self.texts) or importlib.util.find_spec(f"{_mlx_parsers()}.{self.name}") is not None
 
     def shown_by(self, template: ChatTemplate) -> bool:
         groups = (self.tokens[:1],) if self.template_marks is None else self.template_marks
@@ -135,24 +133,22 @@ class CallSyntax:
             return None
         offered = {tool["function"]["name"] for tool in tools}
         try:
-            found, rest = self._read(content, tools, offered)
+            found, rest = self._read(content, tools)
             calls = [Call(one.name, _written(one.arguments), one.id) for one in msgspec.convert(found, list[_Call])]
         except _RAISED:
             return None
         known = not self.offered_only or all(call.name in offered for call in calls)
         return FoundCalls(calls, rest) if calls and known else None
 
-    def _read(self, content: str, tools: Tools, offered: set[str]) -> tuple[list[Any], str]:
+    def _read(self, content: str, tools: Tools) -> tuple[list[Any], str]:
         if self.reader is not None:
             return self.reader(content)
-        if self.name_alone and content.strip() in offered:
-            return [{"name": content.strip(), "arguments": {}}], ""
-        known = [_with_types(tool) for tool in tools]
+        if self.texts is not None:
+            return [self.texts.call(content, {tool["function"]["name"]: tool["function"] for tool in tools})], ""
         # These parsers read a whole section of calls; each call is returned when it is complete.
         read = f"{self.start}{content}{self.end}" if self.section else content
-        found = importlib.import_module(f"{_mlx_parsers()}.{self.name}").parse_tool_call(read, known)
-        calls = found if isinstance(found, list) else [found]
-        return [_as_types(call, tools) for call in calls] if self.text_arguments else calls, ""
+        found = importlib.import_module(f"{_mlx_parsers()}.{self.name}").parse_tool_call(read, tools)
+        return found if isinstance(found, list) else [found], ""
 
 
 class _Call(msgspec.Struct):
@@ -181,28 +177,3 @@ def _written(arguments: dict[str, Any]) -> str:
     # Half a pair of surrogates has no encoding.
     written.encode()
     return written
-
-
-def _with_types(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tool with one type for each parameter, by which a parser takes the text as it is or reads a value."""
-    parameters = Parameters(tool["function"])
-    properties = {name: _parsed_type(parameters.types(schema)) for name, schema, _ in parameters.members()}
-    return {**tool, "function": {**tool["function"], "parameters": {"properties": properties}}}
-
-
-def _parsed_type(types: Types) -> Mapping[str, Any]:
-    if types == ALL_TYPES:
-        return {}
-    if "string" in types:
-        return {"type": "string"}
-    return {"type": "boolean" if types == {"boolean"} else "object"}
-
-
-def _as_types(call: Any, tools: Tools) -> Any:
-    function = next((tool["function"] for tool in tools if tool["function"]["name"] == call["name"]), None)
-    if function is None:
-        return call
-    parameters = Parameters(function)
-    types = {name: parameters.types(schema) for name, schema, _ in parameters.members()}
-    arguments = {name: read_as(value, types.get(name, ALL_TYPES)) for name, value in call["arguments"].items()}
-    return {**call, "arguments": arguments}

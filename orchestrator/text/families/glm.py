@@ -1,8 +1,9 @@
 """GLM and Laguna: arguments between `<arg_key>` and `<arg_value>`. LongCat: the same with markers of its own."""
 
 from orchestrator.text.answer.bound_calls import Fields, Style
-from orchestrator.text.answer.call_syntax import CallSyntax, in_order
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
+from orchestrator.text.answer.text_arguments import TextForm
 
 
 def _lines(prefix: str) -> Style:
@@ -17,6 +18,12 @@ def _lines(prefix: str) -> Style:
     )
 
 
+def _texts(prefix: str) -> TextForm:
+    key, value = f"{prefix}arg_key>", f"{prefix}arg_value>"
+    field = rf"<{key}\s*(?P<name>[^<]*[^<\s])\s*</{key}(?:\\n|\s)*<{value}"
+    return TextForm(r"\s*(?P<name>[^\s<>{}]+)", field, f"</{value}", apart=r"\n?")
+
+
 GLM = CallSyntax(
     "glm47",
     "<tool_call>",
@@ -24,9 +31,8 @@ GLM = CallSyntax(
     inner_markers=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     template_marks=(("<arg_key>",),),
     settings_names=("glm47", "laguna"),
-    text_arguments=True,
+    texts=_texts(""),
     offered_only=True,
-    well_formed=in_order("<arg_key>", "<arg_value>", "</arg_value>"),
     style=Style(
         Fields("<arg_key>", "</arg_key><arg_value>", "</arg_value>", never=("</tool_call>",)),
         start="<tool_call>",
@@ -41,8 +47,7 @@ LONGCAT = CallSyntax(
     "<longcat_tool_call>",
     "</longcat_tool_call>",
     inner_markers=("<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
-    text_arguments=True,
-    name_alone=True,
-    well_formed=in_order("<longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
+    texts=_texts("longcat_"),
+    offered_only=True,
     style=_lines("longcat_"),
 )

@@ -1,14 +1,23 @@
 """MiniMax M2, MiniCPM 5 and Muse Spark: an element of XML for each call and each argument."""
 
 from orchestrator.text.answer.bound_calls import Fields, Style
-from orchestrator.text.answer.call_syntax import CallSyntax, in_order
+from orchestrator.text.answer.call_syntax import CallSyntax
+from orchestrator.text.answer.text_arguments import TextForm
+
+
+def _texts(head: str, tag: str, *, cdata: bool = False) -> TextForm:
+    """`head`: of a call, up to the name of its function."""
+    named = r"""["']?(?P<name>[^"'<>]+)["']?[^<>]*>"""
+    field = rf"<{tag}\b[^<>]*?\bname\s*=\s*{named}"
+    return TextForm(rf"{head}\s*{named}", field, f"</{tag}>", apart=r"\n?" if cdata else r"\n[ \t]*", cdata=cdata)
+
 
 MINIMAX = CallSyntax(
     "minimax_m2",
     "<invoke name=",
     "</invoke>",
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
-    text_arguments=True,
+    texts=_texts("", "parameter"),
     offered_only=True,
     style=Style(
         Fields('<parameter name="', '">', "</parameter>", after="\n", never=("</invoke>", "</minimax:tool_call>")),
@@ -25,7 +34,7 @@ MINICPM = CallSyntax(
     "<function name=",
     "</function>",
     template_marks=(('<function name="', '<param name="'),),
-    text_arguments=True,
+    texts=_texts("", "param", cdata=True),
     style=Style(
         Fields('<param name="', '">', "</param>", never=("</function>",)),
         start='<function name="',
@@ -33,13 +42,11 @@ MINICPM = CallSyntax(
         after="</function>",
     ),
 )
-
-_ordered = in_order("<atem:parameter", "</atem:parameter>")
 MUSE_SPARK = CallSyntax(
     "muse_spark",
     "<atem:invoke",
     "</atem:invoke>",
     section=("<atem:function_calls>", "</atem:function_calls>"),
-    well_formed=lambda content: "<atem:invoke" not in content and _ordered(content),
+    texts=_texts(r"[^<>]*?\bname\s*=", "atem:parameter"),
 )
 """Its texts can't be told from numbers, so its calls can't be bound."""

@@ -7,6 +7,7 @@ import msgspec
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
 from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
 from orchestrator.text.answer.parsers import ThoughtMarkers
+from orchestrator.text.answer.text_arguments import TextForm
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
 
@@ -49,7 +50,13 @@ CODER = CallSyntax(
     "</tool_call>",
     # In a template's source, the line break may be an escape.
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
-    text_arguments=True,
+    texts=TextForm(
+        r"\s*<function=\s*(?P<name>[^\s<>]+)\s*>",
+        r"<parameter=\s*(?P<name>[^\s<>]+)\s*>",
+        "</parameter>",
+        "</function>",
+        gap="\n",
+    ),
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
         start="<tool_call>\n",
