@@ -70,8 +70,8 @@ class TextForm(NamedTuple):
 def read_text(text: str, types: Types) -> Any:
     """The text as a value of one of the types; if it is none, the text itself.
 
-    Where it may be a text, it is another value only if it says exactly this: `5` and not `05`, `5.0` or `5e0`. A schema that
-    says nothing takes numbers and booleans for texts.
+    Where it may be a text, it is another value only if it says exactly this: `5` and not `05`, `5.0` or `5e0`. A
+    schema that says nothing takes numbers and booleans for texts.
     """
     if "string" in types:
         found = _value(json.loads, text)
