@@ -15,7 +15,7 @@ from orchestrator.http.errors import refuse_given, unsupported, wrong
 from orchestrator.http.openai.answer_content import call_id
 from orchestrator.http.openai.history import Note, shown
 from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
-from orchestrator.http.openai.translation import TranslatedRequest, left_out_tools
+from orchestrator.http.openai.translation import TranslatedRequest, left_out_tools, unknown, unused
 from orchestrator.http.responses.answer import CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
 from orchestrator.text.answer.parts import Call
@@ -315,9 +315,13 @@ class Response(TranslatedRequest, kw_only=True):
 
     @property
     def _unused(self) -> list[Note]:
+        notes = unused(f"text.{name}" for name in unknown(self.text or {}, ("format",)))
         if self.truncation in (None, "disabled"):
-            return []
-        return [Note("field", "truncation has no effect: nothing is left out of a conversation that is too long.")]
+            return notes
+        return [
+            *notes,
+            Note("field", "truncation has no effect: nothing is left out of a conversation that is too long."),
+        ]
 
     @property
     def _token_logprobs(self) -> bool:

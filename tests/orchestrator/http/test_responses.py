@@ -18,7 +18,7 @@ from orchestrator.http.responses.request import Response, custom_arguments, cust
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.grammar import Json
-from tests.support.asked_server import TEMPLATE, post, saying, talk
+from tests.support.asked_server import TEMPLATE, post, talk
 from tests.support.dialects import RESPONSES as RESPONSES_API
 from tests.support.fake_pipeline import READY, FakePipeline
 
