@@ -24,7 +24,7 @@ from orchestrator.http.openai.history import THOUGHTS, Note, parts
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
-from orchestrator.http.openai.translation import TranslatedRequest, read_fields
+from orchestrator.http.openai.translation import TranslatedRequest, read_fields, unknown, unused
 from orchestrator.http.request_bodies import read_body
 from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken
 
@@ -109,7 +109,8 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
         fields = {**self._fields(), "messages": turns}
         # The beginning of an answer is the last message here.
         fields["continue_final_message"] = turns[-1]["role"] == "assistant" or None
-        return question(fields, ChatRequest, notes, called=_CALLED)
+        idle = unused(f"output_config.{name}" for name in unknown(self.output_config or {}, ("format",)))
+        return question(fields, ChatRequest, [*notes, *idle], called=_CALLED)
 
     def _fields(self) -> dict[str, Any]:
         choice = self.tool_choice or {}

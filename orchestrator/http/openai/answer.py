@@ -85,10 +85,13 @@ class ChoiceAnswer:
         return answer | warned([*self.prompt.warnings, *self.prompt.if_cut(results)])
 
     def opening(self) -> Iterable[bytes]:
-        if self.kind == "text":
-            return [frame(self.piece(index, echo.text)) for index, echo in enumerate(self.echoed)]
-        first, *others = [self.chunk(index, {"role": "assistant", "content": ""}) for index in range(self.choices)]
-        return map(frame, [first | warned(self.prompt.warnings), *others])
+        told = warned(self.prompt.warnings)
+        if self.kind == "chat":
+            made = [self.chunk(index, {"role": "assistant", "content": ""}) for index in range(self.choices)]
+        else:
+            texts = [echo.text for echo in self.echoed] or [""] * bool(told)
+            made = [self.piece(index, text) for index, text in enumerate(texts)]
+        return [frame(chunk | ({} if place else told)) for place, chunk in enumerate(made)]
 
     def idle(self) -> bytes:
         return COMMENT

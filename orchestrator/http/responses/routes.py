@@ -115,7 +115,7 @@ class ResponsesRoutes:
             question = question.demanding_summary(items if compact else items[:-1])
         id = question.previous_response_id
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
-        return _Asked(question, before, question.chat(before, notes), question.offered, summary)
+        return _Asked(question, before, question.chat(before, notes), question.offered(before), summary)
 
     def _head(self, name: str, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""

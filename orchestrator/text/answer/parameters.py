@@ -1,7 +1,4 @@
-"""The parameters of a function by its JSON schema, and arguments read as the types that it allows. Pure.
-
-Some models write arguments as texts: whether `5` is a number or a text, the schema alone says.
-"""
+"""The parameters of a function by its JSON schema, and the types that it allows. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -54,6 +51,14 @@ class Parameters:
             return []
         needed = {name for name in required if isinstance(name, str)} if isinstance(required, list | tuple) else ()
         return [Parameter(name, one, name in needed) for name, one in properties.items()]
+
+    def of(self, name: str) -> Any:
+        """The schema of the parameter."""
+        schema = self.resolved(self.schema)
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            return properties[name]
+        return schema.get("additionalProperties")
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
         """`schema`, or what its reference names. Empty if there is no such schema."""
@@ -133,25 +138,6 @@ def json_schema(schema: Any, *, lenient: bool) -> str:
         return json.dumps({**schema, "x-guidance": {"lenient": True}} if lenient and schema is not True else schema)
     except RecursionError as error:
         raise InputError("The schema in tools is nested too deeply.") from error
-
-
-def read_as(value: Any, types: Types) -> Any:
-    """What a parser made of an argument's text, as one of the types if it can be one.
-
-    mlx-lm's parsers read `null` as null whatever the schema says, numbers as floats, and leave values whose schema has
-    several types as texts.
-    """
-    if value is None and "null" not in types and "string" in types:
-        return "null"
-    if isinstance(value, float) and value.is_integer() and "integer" in types and "number" not in types:
-        return int(value)
-    if isinstance(value, str) and types not in (ALL_TYPES, {"string"}):
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-        return found if type_of(found) & (types - {"string"}) else value
-    return value
 
 
 def type_of(value: Any) -> Types:

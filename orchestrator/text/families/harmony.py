@@ -6,9 +6,7 @@ first `<|start|>assistant`. A call is a message to a function: `<|channel|>comme
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
-
-import msgspec
+from typing import Literal
 
 from orchestrator.text.answer.bound_calls import Functions, Marks, bounded, require_small
 from orchestrator.text.answer.call_stream import OBJECT, CallForm
@@ -144,12 +142,7 @@ class HarmonyParser:
         return [*self._kept(found.calls), *_parts("spoken", found.rest.strip())]
 
 
-def _call(content: str) -> tuple[list[Any], str]:
-    name, _, arguments = content.partition("\n")
-    return [{"name": name, "arguments": msgspec.json.decode(arguments.strip() or "{}")}], ""
-
-
-_CALLS = CallSyntax("harmony", "", "", reader=_call, forms=(CallForm(re.compile(r"(?P<name>\S+)" + OBJECT)),))
+_CALLS = CallSyntax("harmony", "", "", forms=(CallForm(re.compile(r"(?P<name>\S+)" + OBJECT), alone="{}"),))
 """The recipient, a line break, and the arguments."""
 
 

@@ -1,8 +1,6 @@
 """LFM2: a list of Python calls, which mlx-lm calls pythonic."""
 
-import ast
 import re
-from collections.abc import Iterable
 
 from orchestrator.text.answer.bound_calls import PythonArguments, Style
 from orchestrator.text.answer.call_stream import CallForm
@@ -11,22 +9,6 @@ from orchestrator.text.chat_template import ChatTemplate
 
 _START, _END = "<|tool_call_start|>", "<|tool_call_end|>"
 _OUTSIDE = {"(": "{", ")": "}", "=": ":"}
-_CUTS = 8
-"""The most places at which a list of calls is tried to end."""
-
-
-def _cut(content: str) -> Iterable[tuple[str, str]]:
-    ends = [found.end() for found in re.finditer(r"\)", content)][-_CUTS:]
-    cuts = ((content[:end] + "]", content[end:].removeprefix("]")) for end in reversed(ends))
-    return (cut for cut in cuts if _is_python(cut[0]))
-
-
-def _is_python(text: str) -> bool:
-    try:
-        ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
 
 
 class _PythonTexts:
@@ -67,7 +49,6 @@ LFM = CallSyntax(
     template_marks=(("<|tool_list_start|>",), (_START,)),
     fallback_sign=_has_tokens,
     values=(('"', '"'), ("'", "'")),
-    without_end=_cut,
     forms=(CallForm(re.compile(r"[\[,\s]*(?P<name>[\w.]+)(?=\{)"), r"\s*\]"),),
     translator=_PythonTexts,
     style=Style(PythonArguments(), opening=_START + "[", separator=", ", closing="]" + _END),

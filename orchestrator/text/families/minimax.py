@@ -1,19 +1,16 @@
 """MiniMax M2, MiniCPM 5 and Muse Spark: an element of XML for each call and each argument."""
 
-import re
-
 from orchestrator.text.answer.bound_calls import Fields, Style
-from orchestrator.text.answer.call_stream import CallForm, FieldMarks
-from orchestrator.text.answer.call_syntax import CallSyntax, in_order
+from orchestrator.text.answer.call_stream import CallForm
+from orchestrator.text.answer.call_syntax import CallSyntax
+from orchestrator.text.answer.text_arguments import TextForm
 
-_HEADER = re.compile(r"""\s*["']?(?P<name>[^"'<>]+)["']?\s*>""")
 
-
-def _fields(tag: str, cdata: str = "") -> FieldMarks:
-    """Of elements, whose texts may be `cdata`."""
-    value = re.escape(cdata) if cdata else r"(?=[^\s<]|<[^!]|<![^\[])"
-    field = re.compile(rf"""\s*<{tag}\b[^>]*?\bname\s*=\s*["']?(?P<key>[^"'>]+)["']?[^>]*>\s*{value}""")
-    return FieldMarks(field, f"<{tag}", f"{']]>' if cdata else ''}</{tag}>", space="" if cdata else None)
+def _forms(head: str, tag: str, *, cdata: bool = False) -> tuple[CallForm, ...]:
+    """`head`: of a call, up to the name of its function."""
+    named = r"""["']?(?P<name>[^"'<>]+)["']?[^<>]*>"""
+    field, apart = rf"\b[^<>]*?\bname\s*=\s*{named}", r"\n?" if cdata else r"\n[ \t]*"
+    return TextForm(rf"{head}\s*{named}", f"<{tag}", field, f"</{tag}>", apart=apart, cdata=cdata).forms
 
 
 MINIMAX = CallSyntax(
@@ -21,10 +18,9 @@ MINIMAX = CallSyntax(
     "<invoke name=",
     "</invoke>",
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
-    text_arguments=True,
     tagged=True,
     values=(("<parameter name=", "</parameter>"),),
-    forms=(CallForm(_HEADER, fields=(_fields("parameter"),)),),
+    forms=_forms("", "parameter"),
     style=Style(
         Fields('<parameter name="', '">', "</parameter>", after="\n", never=("</invoke>", "</minimax:tool_call>")),
         opening="<minimax:tool_call>\n",
@@ -40,8 +36,7 @@ MINICPM = CallSyntax(
     "<function name=",
     "</function>",
     template_marks=(('<function name="', '<param name="'),),
-    forms=(CallForm(_HEADER, fields=(_fields("param"), _fields("param", "<![CDATA["))),),
-    text_arguments=True,
+    forms=_forms("", "param", cdata=True),
     values=(("<param name=", "</param>"),),
     style=Style(
         Fields('<param name="', '">', "</param>", never=("</function>",)),
@@ -51,7 +46,6 @@ MINICPM = CallSyntax(
     ),
 )
 
-_ordered = in_order("<atem:parameter", "</atem:parameter>")
 MUSE_SPARK = CallSyntax(
     "muse_spark",
     "<atem:invoke",
@@ -59,7 +53,6 @@ MUSE_SPARK = CallSyntax(
     section=("<atem:function_calls>", "</atem:function_calls>"),
     tagged=True,
     values=(("<atem:parameter", "</atem:parameter>"),),
-    forms=(CallForm(re.compile(r'[^>]*?\bname="(?P<name>[^"]+)"[^>]*>'), fields=(_fields("atem:parameter"),)),),
-    well_formed=lambda content: "<atem:invoke" not in content and _ordered(content),
+    forms=_forms(r"[^<>]*?\bname\s*=", "atem:parameter"),
 )
 """Its texts can't be told from numbers, so its calls can't be bound."""

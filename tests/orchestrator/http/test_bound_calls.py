@@ -31,7 +31,7 @@ CASES = [
     if special is None or syntax.marks
 ]
 """Each syntax with markers that are special tokens, other tokens, and no tokens."""
-SIDE = {"type": "object", "properties": {"to": {"$ref": "#/$defs/side"}}, "required": ["to"]}
+SIDE = {"type": "object", "properties": {"to": {"$ref": "/$defs/side"}}, "required": ["to"]}
 SIDE |= {"additionalProperties": False, "$defs": {"side": {"enum": ["left", "right"]}}}
 TURN, TURN_BACK = tool("turn", SIDE), tool("turn_back", {"type": "object", "maxProperties": 0})
 LEFT, BACK = ("turn", {"to": "left"}), ("turn_back", {})

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from orchestrator.http.errors import ApiError
 from orchestrator.http.responses.answer import CustomInput, custom_input
@@ -18,9 +19,9 @@ from orchestrator.http.responses.request import Response, custom_arguments
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.grammar import Json
-from tests.support.asked_server import TEMPLATE, post, saying, talk
+from tests.support.asked_server import TEMPLATE, post, talk
 from tests.support.dialects import RESPONSES as RESPONSES_API
-from tests.support.fake_pipeline import FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline
 
 RESPONSES = "/v1/responses"
 TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
@@ -254,17 +255,42 @@ def test_the_same_tool_may_come_twice():
     assert list(offered(ADD, ADD)) == ["add"]
 
 
+HI = {"type": "message", "role": "user", "content": "Hi"}
+
+
+def added(*tools: Any) -> dict[str, Any]:
+    """An item that offers tools."""
+    return {"type": "additional_tools", "role": "developer", "tools": [*tools]}
+
+
+def test_of_two_definitions_of_a_tool_the_later_one_counts_also_of_an_item():
+    described = {**ADD, "description": "Adds."}
+    items = [added(NAMESPACE), HI, added({**NAMESPACE, "tools": [described]}), added({**PATCH, "name": "add"})]
+
+    chat = Response(input=items[1:], tools=[ADD, SEARCH]).chat(items[:1])
+
+    functions = {tool["function"]["name"]: tool["function"] for tool in chat.offered}
+    assert list(functions) == ["add", "mcp__sums__add", "mcp__sums__sub"]
+    assert list(functions["add"]["parameters"]["properties"]) == ["input"]
+    assert functions["mcp__sums__add"]["description"] == "Sums.\n\nAdds."
+    assert [message["content"] for message in chat.messages] == ["Hi"]
+
+
+@pytest.mark.parametrize("in_item", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream: bool):
+def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream: bool, in_item: bool):
     said = [
         called("add", {"a": 1}),
         called("mcp__sums__add", {"a": 2}),
         called("apply_patch", {"input": "*** Begin\nü"}),
         called("apply_patch", {"patch": 1}),
+        called("exec", {}),
     ]
-    question = {"input": "Hi", "tools": CODEX, "stream": stream}
+    default = {**NAMESPACE, "name": "functions", "tools": [{**ADD, "name": "exec"}]}
+    given = {"input": [added(*CODEX, default), HI]} if in_item else {"input": [HI], "tools": [*CODEX, default]}
 
-    answer = post(RESPONSES, question, saying([*"\n".join(said)]), template=hermes)
+    pipeline = FakePipeline(lambda _: [*"\n".join(said)], condition=structs.replace(READY, context=4096))
+    answer = post(RESPONSES, {**given, "stream": stream}, pipeline, template=hermes)
 
     output = (RESPONSES_API.whole(RESPONSES_API.events(answer)) if stream else answer.json())["output"]
     kept = ("type", "namespace", "name", "arguments", "input")
@@ -274,6 +300,7 @@ def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream
         {"type": "function_call", "namespace": "mcp__sums", "name": "add", "arguments": '{"a": 2}'},
         {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin\nü"},
         {"type": "custom_tool_call", "name": "apply_patch", "input": '{"patch": 1}'},
+        {"type": "function_call", "namespace": "functions", "name": "exec", "arguments": "{}"},
     ]
 
 

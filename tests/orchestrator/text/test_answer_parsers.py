@@ -4,7 +4,6 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.text import families
-from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format, infer_tool_syntax
@@ -243,20 +241,6 @@ def test_a_call_of_each_syntax_is_read(name: str):
     assert calling(name, [said + "\n" + said], most=1) == [WEATHER]
 
 
-@pytest.mark.parametrize(
-    "syntax", [each for each in families.SYNTAXES if each.reader is None], ids=lambda syntax: syntax.name
-)
-def test_the_markers_are_those_that_mlx_lm_s_parser_knows(syntax: CallSyntax):
-    spec = find_spec("mlx_lm")
-    assert spec is not None
-    assert spec.origin is not None
-    source = (Path(spec.origin).parent / "tool_parsers" / f"{syntax.name}.py").read_text()
-
-    assert re.findall(r'^tool_call_\w+[:\w ]* = "(.*)"', source, re.MULTILINE) == [
-        *(syntax.section or (syntax.start, syntax.end))
-    ]
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
     said = CALLS[name]
@@ -363,6 +347,57 @@ def test_what_a_parser_would_search_again_and_again_is_text(name: str, content: 
 )
 def test_what_is_no_proper_call_stays_text(name: str, said: str):
     assert calling(name, [said]) == calling(name, [*said]) == [Spoken(said)]
+
+
+TEXTS = {name: end for name in CALLS for _, end in NAMED[name].values if end.startswith("</")}
+"""Syntaxes whose arguments are texts, and the marks behind these."""
+TYPES: list[tuple[dict[str, object], str, object]] = [
+    # A schema, what a model says, and what is read.
+    ({"type": "string"}, "5", "5"),
+    ({"type": "string"}, "  indented\n", "  indented\n"),
+    ({"type": ["string", "integer"]}, "5", 5),
+    *(({"type": ["string", "integer"]}, text, text) for text in ("02134", "1e5", "5.0", " 5", "null")),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[1]", [1]),
+    ({}, "5", "5"),
+    ({}, '{"a": [1]}', {"a": [1]}),
+    ({"type": "integer"}, "1e5", 100000),
+    ({"type": "number"}, "1.50", 1.5),
+    *(({"type": "number"}, text, text) for text in ("NaN", "1e999", "-Infinity", "02134", "five")),
+    ({"type": "integer"}, "1.5", "1.5"),
+    ({"type": "boolean"}, " TRUE ", True),
+    *(({"type": "boolean"}, text, text) for text in ("maybe", "1", "yes")),
+    ({"type": "array"}, "['a', None]", ["a", None]),
+    ({"type": "object"}, "{1, 2}", "{1, 2}"),
+]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_argument_is_read_as_its_schema_says_or_stays_the_text_that_it_was(name: str):
+    for schema, said, value in TYPES:
+        for parameters in ({"properties": {"city": schema}}, {"additionalProperties": schema}):
+            tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+            written = CALLS[name].replace("Oslo", said)
+            (call,) = parts(AnswerFormat(None, NAMED[name]).parser(False, tools, None), [written])
+            assert isinstance(call, Call)
+            assert json.dumps(json.loads(call.arguments)["city"]) == json.dumps(value), (schema, said)
+
+
+@pytest.mark.parametrize(("name", "end"), TEXTS.items())
+def test_a_mark_that_is_missing_or_a_text_loses_nothing(name: str, end: str):
+    said = CALLS[name]
+    last = said.rindex(end)
+
+    for cut in (said.replace(end, "", 1), said[:last] + said[last + len(end) :]):
+        assert calling(name, [cut]) == [WEATHER]
+    for marked in (f"a {end} b", f"{end}\n", f"a{end}{end}"):
+        (call,) = calling(name, [said.replace("Oslo", marked)])
+        assert isinstance(call, Call)
+        assert json.loads(call.arguments) == {"city": marked, "days": 2}
+    (call,) = calling(name, [said.replace("days", "city")])
+    assert isinstance(call, Call)
+    assert re.fullmatch("(?s)Oslo.*2", json.loads(call.arguments)["city"])
+    assert calling(name, [said.replace(SAID[0], f"{SAID[0]} or")]) != [WEATHER]
 
 
 @pytest.mark.parametrize("name", CALLS)
