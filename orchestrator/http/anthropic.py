@@ -214,11 +214,11 @@ class MessageAnswer:
                 yield from self._begin({"type": "text", "text": ""})
                 self._blocks[-1]["text"] += text
                 yield self._delta({"type": "text_delta", "text": text})
-            case Call(arguments=text, more=more):
+            case Call(arguments=text):
                 yield from self._close()
                 self._open, self._arguments = "tool_use", []
                 yield self._block_start({"type": "tool_use", "id": call_id(part), "name": part.name, "input": {}})
-                yield from self._call(text, last=not more)
+                yield from self._call(text)
             case Arguments(text, last=last):
                 yield from self._call(text, last=last)
 
@@ -237,7 +237,7 @@ class MessageAnswer:
         if kind is not None:
             yield self._block_stop()
 
-    def _call(self, arguments: str, *, last: bool) -> Iterator[dict[str, Any]]:
+    def _call(self, arguments: str, *, last: bool = False) -> Iterator[dict[str, Any]]:
         self._arguments.append(arguments)
         if arguments:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})

@@ -81,7 +81,7 @@ class OllamaAnswer:
     def _parse(self, event: OutputEvent) -> Iterator[Reasoning | Spoken | Call]:
         for part in map(self._joiner.push, self._content.parse(event)):
             match part:
-                case Call(more=True):
+                case Call():
                     self._call, self._arguments = part, [part.arguments]
                 case Arguments(text, last=last):
                     self._arguments.append(text)

@@ -30,7 +30,7 @@ class TextItem:
         self._id = f"{'rs' if reasoning else 'msg'}_{uuid.uuid4().hex}"
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
-        self._status = "in_progress"
+        self.status = "in_progress"
 
     @property
     def text(self) -> str:
@@ -39,8 +39,8 @@ class TextItem:
     @property
     def item(self) -> dict[str, Any]:
         kind = {"type": "reasoning", "summary": []} if self.reasoning else {"type": "message", "role": "assistant"}
-        content = [] if self._status == "in_progress" else [self._part(self.text, self._logprobs)]
-        return {"id": self._id, **kind, "status": self._status, "content": content}
+        content = [] if self.status == "in_progress" else [self._part(self.text, self._logprobs)]
+        return {"id": self._id, **kind, "status": self.status, "content": content}
 
     def begin(self) -> Iterator[OutputItem]:
         yield item_event("added", self._place, self.item)
@@ -53,14 +53,10 @@ class TextItem:
         return self._of_text("delta", delta=text, logprobs=[*logprobs])
 
     def end(self, status: str) -> Iterator[OutputItem]:
-        self._status = status
+        self.status = status
         yield self._of_text("done", text=self.text, logprobs=[*self._logprobs])
         yield self._of_part("content_part.done", part=self._part(self.text, self._logprobs))
         yield item_event("done", self._place, self.item)
-
-    def interrupt(self) -> None:
-        """End the item after an error, without events."""
-        self._status = "incomplete"
 
     def _part(self, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if self.reasoning:
@@ -120,22 +116,20 @@ class CallItem:
         self._custom = CustomInput() if custom else None
         self._field = "input" if custom else "arguments"
         self._events = "custom_tool_call_input" if custom else "function_call_arguments"
-        self._named = {} if custom else {"name": name}
+        self.status = "in_progress"
         self._arguments: list[str] = []
         self._sent: list[str] = []
         self._item: dict[str, Any] = {
             "id": f"{'ctc' if custom else 'fc'}_{uuid.uuid4().hex}",
             "type": "custom_tool_call" if custom else "function_call",
-            "status": "in_progress",
             "call_id": call_id,
             "name": name,
-            self._field: "",
             **({} if namespace is None else {"namespace": namespace}),
         }
 
     @property
     def item(self) -> dict[str, Any]:
-        return {**self._item, self._field: "".join(self._sent)}
+        return {**self._item, "status": self.status, self._field: "".join(self._sent)}
 
     def begin(self) -> Iterator[OutputItem]:
         yield item_event("added", self._place, self.item)
@@ -147,17 +141,12 @@ class CallItem:
             yield self._delta(piece)
 
     def end(self, status: str) -> Iterator[OutputItem]:
-        sent = "".join(self._sent)
-        content = sent if self._custom is None else custom_input("".join(self._arguments))
-        if not sent or (content != sent and content.startswith(sent)):
-            yield self._delta(content[len(sent) :])
-        self._item["status"] = status
-        yield self._of_content("done", **self._named, **{self._field: self.item[self._field]})
+        if not any(self._sent):
+            yield self._delta("" if self._custom is None else custom_input("".join(self._arguments)))
+        self.status = status
+        named = {self._field: self.item[self._field], **({} if self._custom else {"name": self._item["name"]})}
+        yield self._of_content("done", **named)
         yield item_event("done", self._place, self.item)
-
-    def interrupt(self) -> None:
-        """End the item after an error, without events."""
-        self._item["status"] = "incomplete"
 
     def _delta(self, text: str) -> OutputItem:
         self._sent.append(text)
@@ -227,7 +216,7 @@ class ResponseAnswer:
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
         if self._open is not None:
-            self._open.interrupt()
+            self._open.status = "incomplete"
         response = self._object("failed", error=_error(error))
         return [self._numbered({"type": "response.failed", "response": response})]
 
@@ -264,12 +253,10 @@ class ResponseAnswer:
                     item = TextItem(len(self._items), reasoning=reasoning)
                     yield from self._begin(item)
                 yield item.add(text, logprobs)
-            case Call(arguments=text, more=more):
+            case Call(arguments=text):
                 item = self._call_item(len(self._items), part)
                 yield from self._begin(item)
                 yield from item.add(text)
-                if not more:
-                    yield from self._close("completed")
             case Arguments(text):
                 assert isinstance(self._open, CallItem)
                 yield from self._open.add(text)

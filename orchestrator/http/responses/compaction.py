@@ -83,9 +83,9 @@ class SummaryAnswer(ResponseAnswer):
         match part:
             case Spoken(text):
                 self._text += text
-            case Call(name=name, arguments=arguments, more=more):
+            case Call(name=name, arguments=arguments):
                 # What the model would do next, though it was asked for words.
-                self._text += f"\nNext: {name}({arguments}{'' if more else ')'}"
+                self._text += f"\nNext: {name}({arguments}"
             case Arguments(text, last=last):
                 self._text += text + ")" * last
             case _:

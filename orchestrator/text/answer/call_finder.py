@@ -106,14 +106,9 @@ class CallFinder:
         if not self._in_call:
             return [self._text(held)] if held else []
         self._content += held
-        if not self._passed or self._is_complete():
+        if not self._passed:
             return self._leave_call()
         return [*self._ended_before(), *self.finish()]
-
-    def _is_complete(self) -> bool:
-        stream = CallStream(self._syntax, self._tools)
-        stream.push(self._content)
-        return stream.finish(marked=False) is not None and stream.complete
 
     def _may_be_call(self) -> bool:
         head = None if self._begun else self._beginning.match(self._content[:LONGEST_HEAD])

@@ -21,7 +21,6 @@ class ArgumentsReader(Protocol):
 
     rest: str | None
     """The text behind them; None while they are incomplete."""
-    complete: bool
 
     def push(self, text: str) -> str:
         """What is certain now."""
@@ -48,7 +47,6 @@ class JsonObject:
         self._plain = ""
         """A number or a word that may go on."""
         self.rest: str | None = None
-        self.complete = False
 
     def push(self, text: str) -> str:
         written: list[str] = []
@@ -69,13 +67,13 @@ class JsonObject:
             elif letter in "]}":
                 self._closing.pop()
                 if not self._closing:
-                    self.rest, self.complete = text[place + 1 :], True
+                    self.rest = text[place + 1 :]
                     break
         return "".join(written)
 
     def close(self, *, marked: bool) -> str:
-        self.rest, self.complete = "", marked and not self._quoted
-        return self._word() + "".join(reversed(self._closing)) if self.complete else self._plain
+        self.rest = ""
+        return self._word() + "".join(reversed(self._closing)) if marked and not self._quoted else self._plain
 
     def _word(self) -> str:
         word, self._plain = self._plain, ""
@@ -106,38 +104,18 @@ def json_form(before: str, arguments: str = "arguments", tail: str = r"\s*\}") -
 WHOLE_JSON = json_form(r'\s*\{\s*"name"\s*:')
 
 
-class Translator(Protocol):
-    """From a syntax to one whose arguments are JSON."""
-
-    def push(self, text: str) -> str: ...
-    def finish(self) -> str: ...
-
-
 class QuotedTexts:
-    """Texts between markers become JSON's, and `outside` changes what stands between them."""
+    """Texts between markers become JSON's."""
 
-    def __init__(self, quote: str, outside: Callable[[str], str] = str) -> None:
+    def __init__(self, quote: str) -> None:
         self._scanner = StopScanner([quote])
-        self._outside = outside
-        self._held = ""
-        self.inside = False
+        self._inside = False
 
-    def push(self, text: str) -> str:
-        written: list[str] = []
-        found = True
-        while found:
+    def __call__(self, text: str) -> str:
+        written = ""
+        while True:
             before, found = self._scanner.push(text)
-            text = self._scanner.rest
-            if self.inside:
-                written.append(json.dumps(before, ensure_ascii=False)[1:-1])
-            else:
-                self._held += before
-            if found:
-                written += ('"',) if self.inside else (self.finish(), '"')
-                self.inside = not self.inside
-        return "".join(written)
-
-    def finish(self) -> str:
-        """The text that was held back."""
-        held, self._held = self._held + self._scanner.flush(), ""
-        return self._outside(held)
+            written += json.dumps(before, ensure_ascii=False)[1:-1] if self._inside else before
+            if not found:
+                return written
+            written, self._inside, text = written + '"', not self._inside, self._scanner.rest

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from orchestrator.text.answer.bound_calls import Marks, Style, StyledCalls
-from orchestrator.text.answer.call_stream import LONGEST_HEADER, ArgumentsReader, CallForm, Translator
+from orchestrator.text.answer.call_stream import LONGEST_HEADER, ArgumentsReader, CallForm
 from orchestrator.text.answer.parts import Arguments, Call
 from orchestrator.text.chat_template import ChatTemplate
 
@@ -73,8 +73,8 @@ class CallSyntax:
     """Names that a model's settings may have for it; empty for `name`."""
     forms: tuple[CallForm, ...] = ()
     """Calls that are read while they are written. JSON in another form is read at its end."""
-    translator: Callable[[], Translator] | None = None
-    """To what `forms` read."""
+    translator: Callable[[], Callable[[str], str]] = lambda: str
+    """Makes what turns an output, piece by piece, into what `forms` read."""
     values: tuple[tuple[str, str], ...] = (('"', '"'),)
     """What begins a value and what ends it. In a value, markers are text."""
     tagged: bool = False
@@ -120,12 +120,10 @@ class CallLimit:
         self._found = 0
 
     def kept(self, parts: Sequence[Call | Arguments]) -> Sequence[Call | Arguments]:
-        if self._most is None:
-            return parts
         kept: list[Call | Arguments] = []
         for part in parts:
             self._found += isinstance(part, Call)
-            if self._found <= self._most:
+            if self._most is None or self._found <= self._most:
                 kept.append(part)
         return kept
 
@@ -136,32 +134,25 @@ class CallStream:
     def __init__(self, syntax: CallSyntax, tools: Tools) -> None:
         self._syntax = syntax
         self._functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-        self._translator = syntax.translator and syntax.translator()
-        self._whole: list[str] = []
-        """What was pushed before the first call."""
+        self._translated = syntax.translator()
+        self.content = ""
+        """All of it, while no call was begun."""
         self._held = ""
         self._tail = ""
         self._reader: ArgumentsReader | None = None
         self._begun = False
-        self.complete = True
-        """All calls that were begun are, at the end."""
-
-    @property
-    def content(self) -> str:
-        """All of it, while no call was begun."""
-        return "".join(self._whole)
 
     def push(self, text: str) -> Sequence[Call | Arguments]:
         if not self._begun:
-            self._whole.append(text)
-        return self._read(self._translator.push(text) if self._translator else text)
+            self.content += text
+        return self._read(self._translated(text))
 
     def finish(self, *, marked: bool) -> FoundCalls | None:
         """None without calls. `marked`: the end marker was there."""
-        parts = [*self._read(self._translator.finish() if self._translator else "")]
+        parts: list[Call | Arguments] = []
         if self._reader is not None:
             parts.append(Arguments(self._reader.close(marked=marked), last=True))
-            self._held, self.complete = self._reader.rest or "", self._reader.complete
+            self._held = self._reader.rest or ""
         if not self._begun:
             return self._unformed(marked=marked)
         rest = self._held[self._behind(self._held) :]
@@ -171,18 +162,12 @@ class CallStream:
         parts: list[Call | Arguments] = []
         while self._reader is not None or (text := self._begin(text, parts)):
             assert self._reader is not None
-            piece = self._reader.push(text)
-            done = self._reader.rest is not None
-            match parts[-1] if parts else None:
-                case Call(name, "", id, more=True):
-                    parts[-1] = Call(name, piece, id, more=not done)
-                case _ if piece or done:
-                    parts.append(Arguments(piece, last=done))
-                case _:
-                    pass
-            if not done:
+            piece, rest = self._reader.push(text), self._reader.rest
+            if piece or rest is not None:
+                parts.append(Arguments(piece, last=rest is not None))
+            if rest is None:
                 break
-            text, self._reader = self._reader.rest or "", None
+            text, self._reader = rest, None
         return parts
 
     def _begin(self, text: str, parts: list[Call | Arguments]) -> str:
@@ -196,7 +181,7 @@ class CallStream:
                 text, self._held = self._held[found.end() :], ""
                 self._begun, self._tail = True, form.tail
                 self._reader = form.arguments(function, self._syntax.end)
-                parts.append(Call(function["name"], "", found.groupdict().get("id"), more=True))
+                parts.append(Call(function["name"], "", found.groupdict().get("id")))
                 return text
         return ""
 
@@ -211,12 +196,13 @@ class CallStream:
         for form in self._syntax.forms if marked or not self._syntax.end else ():
             found = form.header.match(content + form.alone) if form.alone else None
             if found and found.end() == len(content) and found["name"] in self._functions:
-                return FoundCalls([Call(found["name"], "{}")], "")
+                return FoundCalls([Call(found["name"], "{}"), Arguments("", last=True)], "")
         try:
             calls, rest = _json_calls(self._syntax.start * self._syntax.start.startswith("{") + content.lstrip())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
-        return FoundCalls(calls, rest) if calls and all(call.name in self._functions for call in calls) else None
+        parts = [part for call in calls for part in (call, Arguments("", last=True))]
+        return FoundCalls(parts, rest) if calls and all(call.name in self._functions for call in calls) else None
 
 
 def _json_calls(text: str) -> tuple[list[Call], str]:

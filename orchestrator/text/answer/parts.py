@@ -20,15 +20,13 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call."""
+    """A tool call. `Arguments` follow, up to the last ones."""
 
     name: str
     arguments: str
-    """A JSON object, or its beginning."""
+    """The beginning of a JSON object."""
     id: str | None = None
     """The id that the model gave it, in formats that have one."""
-    more: bool = False
-    """More `Arguments` follow, up to the last ones."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class TextForm(NamedTuple):
     begin: str
     """Begins an argument."""
     field: str
-    """A pattern of what follows it before the text, with the `name` of the argument, and perhaps its `type`."""
+    """A pattern of what follows it before the text, with the `name` of the argument."""
     end: str
     """Behind an argument."""
     gap: str = ""
@@ -54,23 +54,22 @@ class TextFields:
         members = self._parameters.members()
         self._declared = {name for name, _, _ in members}
         self._needed = {name for name, _, required in members if required}
-        begin, end = re.escape(form.begin), re.escape(form.end)
+        begin = re.escape(form.begin)
         gap = rf"(?:{re.escape(form.gap)}|(?=.))" if form.gap else ""
         self._field = re.compile(rf"\s*{begin}{form.field}{_CDATA if form.cdata else gap}", re.DOTALL)
-        self._stop = re.compile(rf"{end}|{form.apart}(?={begin})")
-        self._longest = max(len(form.begin), len(form.end)) + len("]]>")
+        self._apart = rf"{form.apart}(?={begin})"
+        self._end = form.end
+        """Of the value at hand."""
         self._given: set[str] = set()
         self._held = ""
         self._name: str | None = None
         """Of the argument at hand; None between two."""
         self._types = ALL_TYPES
-        self._cdata = False
         self._sent = False
         """The beginning of its text is."""
         self._searched = 0
         """Characters in `_held` behind which a mark may end it."""
         self.rest: str | None = None
-        self.complete = False
 
     def push(self, text: str) -> str:
         self._held += text
@@ -82,34 +81,32 @@ class TextFields:
     def close(self, *, marked: bool) -> str:
         written = ""
         if self._name is not None:
-            found = self._stop.search(self._held, self._searched)
+            found = self._stop()
             if found or marked:
                 written = self._ended(found)
             else:
-                places = range(self._searched, len(self._held))
-                mark = next((place for place in places if self._form.end.startswith(self._held[place:])), None)
-                value, self._held = self._trimmed(self._held[:mark]), ""
+                value, self._held = self._held.removesuffix(self._form.gap), ""
                 written = self._text(value) if self._is_text(value) else self._named(value)
         self.rest = self._held
         ended = self._needed <= self._given and self._last.startswith(self.rest.strip())
-        self.complete = self._name is None and (marked or ended)
-        return written + ("" if self._given else "{") + "}" if self.complete else written
+        complete = self._name is None and (marked or ended)
+        return written + ("" if self._given else "{") + "}" if complete else written
 
     def _between(self) -> str | None:
         found = self._field.match(self._held[:LONGEST_HEADER])
         if found is None:
             return None
-        name, self._held = found["name"], self._held[found.end() :]
-        self._name, self._cdata = name, bool(found.groupdict().get("cdata"))
-        self._types = self._parameters.types(self._parameters.of(name))
-        if self._types == ALL_TYPES and (kind := found.groupdict().get("type")):
-            self._types = frozenset((kind, "integer")) if kind == "number" else frozenset((kind,))
-        self._sent, self._searched = False, 0
+        self._name, self._held, self._sent, self._searched = found["name"], self._held[found.end() :], False, 0
+        self._types = self._parameters.types(self._parameters.of(found["name"]))
+        self._end = ("]]>" if found.groupdict().get("cdata") else "") + self._form.end
         return ""
+
+    def _stop(self) -> re.Match[str] | None:
+        return re.compile(f"{re.escape(self._end)}|{self._apart}").search(self._held, self._searched)
 
     def _value(self) -> str | None:
         """The next piece of the value; None if that is not certain yet."""
-        while found := self._stop.search(self._held, self._searched):
+        while found := self._stop():
             ends = self._ends(found)
             if ends is None:
                 break
@@ -117,8 +114,9 @@ class TextFields:
                 return self._ended(found)
             self._searched = max(found.end(), found.start() + 1)
         if not found:
-            self._searched = max(self._searched, len(self._held[: -self._longest].rstrip()))
-        safe = self._held[: found.start() if found else self._searched].rstrip(" \t\r\n]>" if self._cdata else None)
+            longest = max(len(self._end), len(self._form.begin))
+            self._searched = max(self._searched, len(self._held[:-longest].rstrip()))
+        safe = self._held[: found.start() if found else self._searched].rstrip()
         if not safe or not self._is_text(safe):
             return None
         self._held, self._searched = self._held[len(safe) :], max(0, self._searched - len(safe))
@@ -134,16 +132,16 @@ class TextFields:
         behind = self._held[found.end() :]
         if following := self._field.match(behind[:LONGEST_HEADER]):
             new = following["name"] not in self._given | {self._name}
-            return new and (found[0] == self._form.end or following["name"] in self._declared)
+            return new and (found[0] == self._end or following["name"] in self._declared)
         behind = behind.lstrip()
         if behind.startswith(self._form.begin):
             return None if len(behind) < LONGEST_HEADER else False
-        last = found[0] == self._form.end and self._last.startswith(behind)
+        last = found[0] == self._end and self._last.startswith(behind)
         return None if last or self._form.begin.startswith(behind) else False
 
     def _ended(self, found: re.Match[str] | None) -> str:
         """The rest of the value, which ends at a mark."""
-        value = self._trimmed(self._held[: found.start()] if found else self._held.rstrip())
+        value = (self._held[: found.start()] if found else self._held.rstrip()).removesuffix(self._form.gap)
         self._held = self._held[found.end() :] if found else ""
         read = value if self._sent else read_text(value, self._types)
         written = self._text(value) + '"' if isinstance(read, str) else self._named(_json(read))
@@ -160,13 +158,6 @@ class TextFields:
 
     def _named(self, value: str) -> str:
         return f"{',' if self._given else '{'}{_json(self._name)}:{value}"
-
-    def _trimmed(self, value: str) -> str:
-        """Without what is dropped at the end of a value."""
-        if self._cdata:
-            value = value.rstrip()
-            return value[:-3] if value.endswith("]]>") else value
-        return value.removesuffix(self._form.gap)
 
 
 def _json(value: Any) -> str:

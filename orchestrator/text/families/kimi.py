@@ -39,7 +39,7 @@ K3_THOUGHT = ThoughtMarkers(
     ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
 )
 _K3_HEAD = r'[^<]*?\btool="(?P<name>[^"<]*)"[^<]*<\|sep\|>'
-_K3_FIELD = r'(?=[^<]*?\bkey="(?P<name>[^"<]*)")(?=(?:[^<]*?\btype="(?P<type>\w+)")?)[^<]*<\|sep\|>'
+_K3_FIELD = r'(?=[^<]*?\bkey="(?P<name>[^"<]*)")[^<]*<\|sep\|>'
 K3 = CallSyntax(
     "kimi_k3",
     "<|open|>call",

@@ -18,11 +18,8 @@ class _PythonTexts:
         self._quote = ""
         self._escaped = False
 
-    def push(self, text: str) -> str:
+    def __call__(self, text: str) -> str:
         return "".join(map(self._letter, text))
-
-    def finish(self) -> str:
-        return ""
 
     def _letter(self, letter: str) -> str:
         if not self._quote:
