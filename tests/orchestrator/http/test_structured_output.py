@@ -56,7 +56,7 @@ def test_even_a_model_that_knows_no_tools_makes_a_proper_call_when_it_must(refer
 
     said = reference("import os", SamplingParams(grammar=grammar, temperature=1.0, seed=1, max_tokens=99))
 
-    parser = AnswerFormat(None, JSON_SYNTAX).parser(False, [ADD], None)
+    parser = AnswerFormat(None, JSON_SYNTAX).parser(False, [pick], None)
     (found,) = [*parser.push(said.text), *parser.finish()]
     assert said.finish_reason == "stop"
     assert isinstance(found, Call)
