@@ -26,6 +26,7 @@ Piece: TypeAlias = str | Marker | CallText
 """Of an output. A string is any text."""
 _NO_CALLS = CallSyntax("none", "", "")
 _MOST_RETRIES = 8
+_SLICE = 512
 _LINE_ENDS = 16
 
 
@@ -81,6 +82,11 @@ class CallFinder:
         return bool(self._end) and self._in_call
 
     def push(self, text: str) -> list[Piece]:
+        # Each marker costs a search of the rest.
+        slices = (text[begin : begin + _SLICE] for begin in range(0, len(text), _SLICE))
+        return [piece for part in slices for piece in self._push(part)]
+
+    def _push(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
         while True:
             before, crossed = self._scanner.push(text)

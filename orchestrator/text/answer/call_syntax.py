@@ -212,8 +212,5 @@ def _json_calls(text: str) -> tuple[list[Call], str]:
     for one in found if isinstance(found, list) else [found]:
         arguments = one["arguments"] if "arguments" in one else one.get("parameters", {})
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        written = json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        # Half a pair of surrogates has no encoding.
-        written.encode()
-        calls.append(Call(one["name"], written, one.get("id")))
+        calls.append(Call(one["name"], json.dumps(dict(arguments), allow_nan=False), one.get("id")))
     return calls, text[end:].lstrip("} \n;")

@@ -82,10 +82,11 @@ class ThoughtParser:
             return [*parts, *self._quoted()]
         self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._seen)
         for place, piece in self._undecided:
-            if isinstance(piece, CallText):
+            if not isinstance(piece, str):
                 parts.append(piece)
-            elif place is Place.THOUGHT and isinstance(piece, str) and piece.strip():
-                parts.append(Reasoning(piece.strip()))
+                self._held, self._fresh = "", True
+            elif place is Place.THOUGHT:
+                parts += self._thought(piece)
         return parts
 
     @property

@@ -162,6 +162,8 @@ CHANNELS = (
 THOUGHT = "Let me\nadd."
 ADD = ("add", {"a": 1})
 AGAIN = f"{MARK}<think>a</think>One: <think>.\n{MARK}<think>\nb</think>\n{CALL}\n{MARK}<think>c</think>{CALL}"
+MARKS = "</tool_call> </think>"
+QUOTED = json.dumps(MARKS)
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 SAID: dict[str, tuple[str, str, tuple[str, str, list[Any]]]] = {
     "text": ("hermes", "Hello", ("Hello", "", [])),
@@ -172,6 +174,15 @@ SAID: dict[str, tuple[str, str, tuple[str, str, list[Any]]]] = {
     "thought": ("qwen", f"<think>\n{THOUGHT}\n</think>\n\nI add. {CALL}", ("I add.", THOUGHT, [ADD])),
     "opened thought": ("always", f"{THOUGHT}\n</think>\n\nI add.", ("I add.", THOUGHT, [])),
     "channels": ("harmony", CHANNELS, ("I add.", THOUGHT, [ADD])),
+    "call in a thought": ("always", f"{THOUGHT}\n{CALL}", ("", THOUGHT, [ADD])),
+    "end marks in it": (
+        "always",
+        f"`</think>`\n{CALL.replace('1', QUOTED)}",
+        ("", "`</think>`", [("add", {"a": MARKS})]),
+    ),
+    "quoted call": ("always", f"{CALL}?\n</think>\n\nNo.", ("No.", f"{CALL}?", [])),
+    "unended call": ("hermes", CALL.removesuffix("</tool_call>"), ("", "", [ADD])),
+    "unknown call": ("hermes", CALL.replace("add", "other"), (CALL.replace("add", "other"), "", [])),
     "several thoughts": ("may", AGAIN, ("One: <think>.", "a\n\nb\n\nc", [ADD, ADD])),
 }
 """The model, what it says, and the text, thoughts and calls in it."""
@@ -183,19 +194,17 @@ SAID: dict[str, tuple[str, str, tuple[str, str, list[Any]]]] = {
 def test_a_stream_adds_up_to_the_answer(models: dict[str, ChatTemplate], dialect: Dialect, said: str, ends: Any):
     name, output, expected = SAID[said]
     template = models[name]
-    asked: dict[str, Any] = {} if name == "always" else {"tools": TOOLS}
-
     pipeline = saying([output], ends)
 
-    whole = dialect.answer(pipeline, template, **asked)
+    whole = dialect.answer(pipeline, template, tools=TOOLS)
 
     reply = dialect.reply(whole)
     assert (reply.text.strip(), reply.thoughts.strip(), reply.calls) == expected
     prompt = len(pipeline.asked[0][0])
     assert (reply.cut, reply.usage, reply.warnings) == (ends == "length", (prompt, 1, len(output)), [])
-    for size in (1, 5, 1000):
+    for size in (1, 3, 7):
         pieces = [output[start : start + size] for start in range(0, len(output), size)]
-        streamed = dialect.answer(saying(pieces, ends), template, stream=True, **asked)
+        streamed = dialect.answer(saying(pieces, ends), template, stream=True, tools=TOOLS)
         assert unnamed(streamed) == unnamed(whole)
 
 

@@ -39,6 +39,7 @@ TOOLS = [
 WEATHER = Call("get_weather", '{"city":"Oslo","days":2}')
 """What each of CALLS says."""
 AS_WRITTEN = Call("get_weather", '{"city": "Oslo", "days": 2}')
+CLOSING_CITY = Call("get_weather", '{"city":"</think>","days":2}')
 SAID = (WEATHER.name, json.loads(WEATHER.arguments))
 CALLS = {
     **{name: SYNTAXES[name].written([SAID]) for name in NAMED if name in SYNTAXES},
@@ -48,6 +49,8 @@ CALLS = {
     "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Oslo'
     '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
 }
+UNQUOTED = ("kimi_k3", "minimax_m2", "minicpm5")
+"""Their readers end a call at the first end marker."""
 MISTRAL, LISTED = CALLS["mistral"], SYNTAXES["older mistral"].written([SAID])
 DEEPSEEK_R1 = SYNTAXES["deepseek v3"].call(*SAID)
 
@@ -161,6 +164,43 @@ def test_a_thought_may_follow_a_call(name: str):
     assert calling(name, [said]) == calling(name, [*said]) == [WEATHER, Reasoning("Hm."), WEATHER]
 
 
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_call_in_a_thought_is_one_unless_an_answer_follows_the_thought(name: str, size: int):
+    call, quoted = CALLS[name], CALLS[name].replace("Oslo", "</think>")
+    values = "<" not in NAMED[name].start or bool(NAMED[name].values)
+    for said, expected in (
+        (f"Hm.\n{call}", [Reasoning("Hm."), WEATHER]),
+        (f"Hm.\n{call}\n{call}\n", [Reasoning("Hm."), WEATHER, WEATHER]),
+        (f"Hm.\n{call}\n</think>\n\n", [Reasoning("Hm."), WEATHER]),
+        (f"Hm.\n{call}\nNo.</think>\n\nSo.", [Reasoning(f"Hm.\n{call}\nNo."), Spoken("So.")]),
+        (f"Hm.\n{call}\n</think>\n\n{call}", [Reasoning(f"Hm.\n{call}"), WEATHER]),
+        (f"Hm. `{call}` So.</think>\nSo.", [Reasoning(f"Hm. `{call}` So."), Spoken("So.")]),
+        *([(f"Hm.\n{quoted}", [Reasoning("Hm."), CLOSING_CITY])] if values else []),
+    ):
+        parser = AnswerFormat(THINK, NAMED[name]).parser(True, TOOLS, None)
+        found = parts(parser, [said[place : place + size] for place in range(0, len(said), size)])
+        assert [Call(part.name, part.arguments) if isinstance(part, Call) else part for part in found] == expected
+
+
+@pytest.mark.parametrize("markers", THOUGHTS, ids=[markers.start for markers in THOUGHTS])
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_an_end_marker_in_quotation_marks_is_a_part_of_the_thought(markers: ThoughtMarkers, size: int):
+    start, end = markers.start, markers.end
+    for thought in (
+        f"See `{end}`.",
+        f"See `{start}a{end}` so.",
+        f'print("{end}")',
+        f"It's '{end}'.",
+        f"`{end}` {end[:3]}",
+    ):
+        said = f'{start}{thought}\n{end}\n\nA `b` "c".'
+        found = thinking([said[place : place + size] for place in range(0, len(said), size)], markers=markers)
+        assert found == [Reasoning(thought), Spoken('A `b` "c".')]
+    assert thinking([*f'{start}A 5" pipe.{end}\n"b"'], markers=markers) == [Reasoning('A 5" pipe.'), Spoken('"b"')]
+    assert thinking([*f"{start}`a{end}"], markers=markers) == [Reasoning("`a")]
+
+
 def test_no_thought_begins_inside_a_call():
     said = CALLS["json"].replace("Oslo", f"{MARK}<think>a</think>")
 
@@ -199,9 +239,27 @@ def test_the_place_of_the_answer_is_known():
 
 PIECES = st.lists(
     st.sampled_from(
-        [MARK, f"{MARK}<think>", "<think>", "</think>", "<thi", "nk>", "</", "a", "<", "\n", " ", "<tool_call>"]
+        [
+            MARK,
+            f"{MARK}<think>",
+            "<think>",
+            "</think>",
+            "<thi",
+            "nk>",
+            "</",
+            "a",
+            "<",
+            "\n",
+            " ",
+            "<tool_call>",
+            "`",
+            '"',
+        ]
     )
-    | st.sampled_from(["</tool_call>", '{"name": "f"}', '{"name": ', "<tool", "_call>", "[TOOL_CALLS]", "[ARGS]", "{}"])
+    | st.sampled_from(["</tool_call>", '{"name": "get_weather"}', '{"name": ', "<tool", "_call>", "get_weather"])
+    | st.sampled_from(
+        ["[TOOL_CALLS]", "[ARGS]", "{}", "<function=get_weather>", "</function>", "<parameter=a>", "```\n"]
+    )
 )
 
 
@@ -269,6 +327,35 @@ def test_calls_of_a_section_come_when_each_is_complete(name: str):
     assert calling(name, [f"{opening} and "]) == [Spoken(f"{opening} and ")]
 
 
+UNENDED = [
+    ("json", "\n</tool_call>"),
+    ("qwen3_coder", "</function>\n</tool_call>"),
+    ("glm47", "</tool_call>"),
+    ("longcat", "</longcat_tool_call>"),
+    ("minimax_m2", "</invoke>\n</minimax:tool_call>"),
+    ("minicpm5", "</function>"),
+    ("muse_spark", "</atem:invoke>\n</atem:function_calls>"),
+    ("kimi_k2", "<|tool_call_end|><|tool_calls_section_end|>"),
+    ("deepseek", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+    ("gemma4", "<tool_call|>"),
+    ("function_gemma", "<end_function_call>"),
+    ("pythonic", "<|tool_call_end|>"),
+]
+STRAY = [("qwen3_coder", "<tool_call>\n"), ("qwen3_coder", "</function>"), ("kimi_k2", "<|tool_call_end|>")]
+UNENDED_JSON, NAKED = CALLS["json"].removesuffix("</tool_call>"), CALLS["qwen3_coder"].split("\n", 1)[1]
+ODD = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo}</tool_call>\n'
+FENCED = f"```json\n{json.dumps({'name': SAID[0], 'arguments': SAID[1]})}\n```"
+IN_VALUES = [
+    *((name, f"a {NAMED[name].end} b") for name in CALLS if NAMED[name].end and name not in UNQUOTED),
+    ("json", "<tool_call>"),
+    ("qwen3_coder", "<tool_call></function></tool_call>"),
+]
+
+
+def in_city(text: str) -> Call:
+    return Call("get_weather", f'{{"city":"{text}","days":2}}')
+
+
 @pytest.mark.parametrize(
     ("name", "said", "expected"),
     [
@@ -277,8 +364,17 @@ def test_calls_of_a_section_come_when_each_is_complete(name: str):
             CALLS["pythonic"].split(")]")[0] + '), get_weather(city="(a)',
             [WEATHER, Call("get_weather", '{"city":"(a)')],
         ),
-        ("pythonic", CALLS["pythonic"].split("<|tool_call_end")[0], [WEATHER]),
-        ("gemma4", CALLS["gemma4"].removesuffix("<tool_call|>"), [WEATHER]),
+        *((name, CALLS[name].removesuffix(end), [WEATHER]) for name, end in UNENDED),
+        *((name, CALLS[name].replace(tag, ""), [WEATHER]) for name, tag in STRAY),
+        ("json", f"{UNENDED_JSON}\n{UNENDED_JSON}", [WEATHER, WEATHER]),
+        ("json", f"{UNENDED_JSON}\nI wait.", [WEATHER, Spoken("I wait.")]),
+        *(("json", CALLS["json"].replace("}}", braces), [WEATHER]) for braces in ("}", "}}}")),
+        ("json", CALLS["json"].replace("Oslo", "O\n"), [Call("get_weather", '{"city":"O\\n","days":2}')]),
+        ("json", ODD + CALLS["json"], [Spoken(ODD), WEATHER]),
+        ("fenced", f"So:\n{FENCED}\nI wait.", [Spoken("So:\n"), WEATHER, Spoken("\nI wait.")]),
+        ("mistral", MISTRAL.replace("[ARGS]", ""), [WEATHER]),
+        ("qwen3_coder", f"So.\n\n{NAKED}\n{NAKED}", [Spoken("So.\n\n"), WEATHER, WEATHER]),
+        *((name, CALLS[name].replace("Oslo", text), [in_city(text)]) for name, text in IN_VALUES),
         ("mistral", LISTED[:-1] + ', {"name": "get_wea', [WEATHER, Spoken(', {"name": "get_wea')]),
         ("mistral", f"{MISTRAL} I wait.", [WEATHER, Spoken(" I wait.")]),
         ("mistral", f"{MISTRAL}{MISTRAL.removeprefix('[TOOL_CALLS]')}", [WEATHER, WEATHER]),
@@ -294,6 +390,12 @@ def test_calls_of_a_section_come_when_each_is_complete(name: str):
 )
 def test_complete_calls_are_kept_and_the_rest_is_text(name: str, said: str, expected: list[Part]):
     assert calling(name, [said]) == calling(name, [*said]) == expected
+
+
+def test_a_value_without_an_end_does_not_swallow_the_next_call():
+    head, _, tail = CALLS["qwen3_coder"].rpartition("</parameter>")
+
+    assert [type(part) for part in calling("qwen3_coder", [2 * (head + tail)])] == [Call, Call]
 
 
 def test_gemma_s_values_are_read():
@@ -336,6 +438,12 @@ def test_what_a_parser_would_search_again_and_again_is_text(name: str, content: 
         ("llama3", '{"name": "f", "parameters": {}} is a call.'),
         ("llama3", '{"name": '),
         ("mistral", "[TOOL_CALLS] means calls."),
+        ("json", CALLS["json"].replace("get_weather", "other")),
+        ("qwen3_coder", f"So: {NAKED}"),
+        ("qwen3_coder", f"```xml\n{NAKED}\n```"),
+        ("qwen3_coder", NAKED.replace("get_weather", "other")),
+        ("fenced", FENCED.replace("get_weather", "other")),
+        *((name, f"Say `{said}` so.") for name, said in CALLS.items() if not NAMED[name].section),
         ("mistral", "[TOOL_CALLS]f[ARGS][1]"),
         ("glm47", "<tool_call>I would call it now.</tool_call>"),
         ("glm47", CALLS["glm47"].replace("get_weather", "other")),
@@ -417,6 +525,14 @@ def test_calls_of_deepseek_r1_are_read_without_their_section_and_with_fences_ins
     assert calling("deepseek", [*fenced]) == [Call("get_weather", '{"city":"```json```","days":2}')]
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_a_marker_in_a_text_does_not_hold_the_text_back(name: str):
+    start = NAMED[name].start
+    for said in (f"You write `{start}` and then", f"You write {start} and then"):
+        parser = AnswerFormat(THINK, NAMED[name]).parser(False, TOOLS, None)
+        assert joined([part for piece in said for part in parser.push(piece)]) == [Spoken(said)]
+
+
 def test_a_call_comes_as_soon_as_it_is_complete():
     parser = AnswerFormat(None, JSON_SYNTAX).parser(False, TOOLS, None)
 
@@ -461,6 +577,9 @@ CHANNELS: list[tuple[str, list[Part]]] = [
      [Spoken("I look."), WEATHER]),
     (f"<|channel|>commentary {TO}<|message|>{{", [Spoken("{")]),
     ("<|channel|>analysis to=python<|message|>1+1", [Reasoning("1+1")]),
+    (f"{ANALYSIS}{COMMENTARY} {TO}<|message|>{ARGUMENTS}", [Reasoning("Rain?"), WEATHER]),
+    (f"{COMMENTARY} to=get_weather <|constrain|>json{ARGUMENTS}<|call|>", [WEATHER]),
+    (f"{COMMENTARY} to=functions.other<|message|>{ARGUMENTS}<|call|>", [Spoken(f"functions.other {ARGUMENTS}")]),
     ("Sunny.", [Spoken("Sunny.")]),
     ("Sunny.<|end|>" + FINAL, [Spoken("Sunny.Sunny.")]),
     ("to", [Spoken("to")]),

@@ -277,6 +277,13 @@ def test_a_spent_budget_closes_the_thought(thought: Thought, budget: int):
     assert after(limited, [*said, *ANSWER]) == first(ANSWER)
 
 
+def test_a_budget_does_not_end_a_thought_in_a_call():
+    limited = replace(OPENED, budget=5, calls=(HEAD,))
+
+    assert after(limited, [*WORDS[:2], HEAD, *WORDS, *WORDS], Grammar("")) == ALL
+    assert after(limited, [HEAD, *WORDS]) is None
+
+
 def test_further_thoughts_share_the_budget():
     free, limited = Grammar(""), replace(OWN, budget=3, again=True)
     once = [*WORDS[:1], START, *WORDS[:2], STOP, *ANSWER]

@@ -16,14 +16,14 @@ HERMES = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}"
     "{% for call in message.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}\n{% endfor %}"
 )
+_SHOWN = '{% if tools %}{{ tools | tojson }}<tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
 QWEN = (
-    '{% if tools %}{{ tools | tojson }}<tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
-    "{% for message in messages %}{{ message.role }}:"
+    _SHOWN + "{% for message in messages %}{{ message.role }}:"
     "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-ALWAYS = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
+ALWAYS = _SHOWN + "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
 HARMONY = (
     "{% if tools %}{{ tools | tojson }}{% endif %}Reasoning: {{ reasoning_effort | default('medium') }}\n"
     "{% for message in messages %}"
