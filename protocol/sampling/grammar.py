@@ -309,7 +309,7 @@ def _head(calls: Calls, rules: _Rules) -> str:
 
 def with_options(schema: Schema) -> Schema:
     """The schema with llguidance's options that the client may not choose, and with objects that end."""
-    schema = in_known_words(closed(schema))
+    schema = closed(in_known_words(schema))
     if isinstance(schema, bool):
         return schema
     given = schema.get("x-guidance")
