@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from orchestrator.text.answer.parameters import ALL_TYPES, Function, Parameters, Types, type_of
@@ -51,20 +52,15 @@ class TextForm(NamedTuple):
         if start is None and body[place:].strip():
             raise ValueError("the call has other text")
         begins = re.compile(rf"(?:(?P<end>{re.escape(self.end)})\s*|{self.apart}){self.field}")
-        seen: set[str] = set()
-        while start is not None:
-            seen.add(start["name"])
-            following = (
-                after
-                for after in begins.finditer(body, start.end())
-                if after["name"] not in seen and (after["end"] or after["name"] in declared)
-            )
-            after = next(following, None)
+        starts = {} if start is None else {start["name"]: start}
+        for after in begins.finditer(body, start.end() if start else len(body)):
+            if after["name"] not in starts and (after["end"] or after["name"] in declared):
+                starts[after["name"]] = after
+        for (name, start), after in zip_longest(starts.items(), [*starts.values()][1:]):
             text = body[start.end() : after.start()] if after else body[start.end() :].rstrip().removesuffix(self.end)
             if self.cdata and (section := _CDATA.fullmatch(text)):
                 text = section[1]
-            yield start["name"], text.removeprefix(self.gap).removesuffix(self.gap)
-            start = after
+            yield name, text.removeprefix(self.gap).removesuffix(self.gap)
 
 
 def read_text(text: str, types: Types) -> Any:

@@ -44,19 +44,14 @@ JSON_SYNTAX = CallSyntax(
     style=_JSON,
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
+_NAMED = r"\s*(?P<name>[^\s<>]+)\s*>"
 CODER = CallSyntax(
     "qwen3_coder",
     "<tool_call>",
     "</tool_call>",
     # In a template's source, the line break may be an escape.
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
-    texts=TextForm(
-        r"\s*<function=\s*(?P<name>[^\s<>]+)\s*>",
-        r"<parameter=\s*(?P<name>[^\s<>]+)\s*>",
-        "</parameter>",
-        "</function>",
-        gap="\n",
-    ),
+    texts=TextForm(rf"\s*<function={_NAMED}", f"<parameter={_NAMED}", "</parameter>", "</function>", gap="\n"),
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
         start="<tool_call>\n",

@@ -73,6 +73,7 @@ def test_a_listed_name_comes_once_and_leads_to_no_dead_end(names: str):
         ({"patternProperties": {f"^({'|'.join(map(str, range(5_000)))})$": {"enum": ["x" * 50]}}}, "longer than"),
         *(({"type": "string", "pattern": pattern}, "pattern") for pattern in (r"^\cA$", r"^\0$", r"^(a)\1$", r"\bx")),
         ({"patternProperties": {"^(a|b|c)$": {"multipleOf": 9973}}}, "multipleOf"),
+        ({"dependentRequired": {"a": [{}]}}, "wrong type"),
         ({"$ref": "/$defs/None"}, "$defs/None"),
     ],
 )
