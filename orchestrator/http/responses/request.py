@@ -22,7 +22,7 @@ from orchestrator.text.answer.parts import Call
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
-_ADDED_TOOLS = "additional_tools"
+ADDED_TOOLS = "additional_tools"
 """The type of an item that offers tools, as `tools` does."""
 _INPUT = "input"
 """The only parameter of a custom tool's function."""
@@ -156,7 +156,7 @@ def messages(items: Iterable[Item]) -> list[Message]:
     thoughts: list[str] = []
     for item in items:
         kind = item.get("type") or "message"
-        if kind == _ADDED_TOOLS:
+        if kind == ADDED_TOOLS:
             continue
         if kind == "reasoning":
             thoughts.append(_reasoning(item))
@@ -272,9 +272,9 @@ class Response(TranslatedRequest, kw_only=True):
 
     def offered(self, before: Sequence[Item]) -> OfferedTools:
         """Those of the request, of items before it and of its own. Raises ApiError for a malformed tool."""
-        added = [item.get("tools") for item in (*before, *self.items) if item.get("type") == _ADDED_TOOLS]
+        added = [item.get("tools") for item in (*before, *self.items) if item.get("type") == ADDED_TOOLS]
         if not all(isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools) for tools in added):
-            raise wrong("input", f"An item of the type {_ADDED_TOOLS} has a list of tools.")
+            raise wrong("input", f"An item of the type {ADDED_TOOLS} has a list of tools.")
         return OfferedTools(self.tools or (), *(tools or () for tools in added))
 
     @property
