@@ -5,6 +5,7 @@ alone. llguidance is imported on the first use of a grammar; its language is des
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, takewhile
@@ -45,6 +46,8 @@ def flaw(grammar: Grammar) -> str | None:
             reason = _flaw_of_schemas(grammar) or reason
     except (SchemaError, ValueError) as error:
         reason = str(error)
+    except (AttributeError, LookupError, TypeError, re.error) as error:
+        reason = f"something in it is of a wrong type ({error})"
     if reason and "regex" in reason:
         reason = f"a pattern is beyond the library: {' '.join(reason.split())}"
     return f"This JSON schema can't be enforced: {reason[:1000].rstrip('.')}." if reason else None
@@ -309,7 +312,7 @@ def _head(calls: Calls, rules: _Rules) -> str:
 
 def with_options(schema: Schema) -> Schema:
     """The schema with llguidance's options that the client may not choose, and with objects that end."""
-    schema = in_known_words(closed(schema))
+    schema = closed(in_known_words(schema))
     if isinstance(schema, bool):
         return schema
     given = schema.get("x-guidance")

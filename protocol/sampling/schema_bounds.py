@@ -176,17 +176,12 @@ def _joins(schema: Mapping[str, Any]) -> bool:
     return "allOf" in inside or bool(inside and beside) or len(inside) > 1
 
 
-def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    if not is_object(schema):
-        return
-    yield schema
-    for name in _ONE:
-        yield from _schemas(schema.get(name))
-    for name in _LISTED:
-        listed = schema.get(name)
-        for each in listed if is_list(listed) else ():
-            yield from _schemas(each)
-    for name in _NAMED:
-        named = schema.get(name)
-        for each in named.values() if is_object(named) else ():
-            yield from _schemas(each)
+def _schemas(schema: Any) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+
+    def kept(one: Mapping[str, Any]) -> Mapping[str, Any]:
+        found.append(one)
+        return one
+
+    each_schema(schema, kept)
+    return found

@@ -43,22 +43,19 @@ def _without_nul(pattern: str) -> str:
 
 def _property_names(one: Mapping[str, Any]) -> Mapping[str, Any]:
     names = one.get("propertyNames")
-    if not is_object(names):
+    if not is_object(names) or names.get("type", "string") != "string":
         return one
-    said = names.keys() - METADATA - {"type"}
     others = {name: value for name, value in one.items() if name != "propertyNames"}
-    if names.get("type", "string") != "string":
-        return one
+    value, said = one.get("additionalProperties", True), names.keys() - METADATA - {"type"}
     if not said:
         return others
-    if any(one.get(name) for name in ("properties", "patternProperties", *_COUNTS)):
+    if len(said) > 1 or any(one.get(name) for name in ("properties", "patternProperties", *_COUNTS)):
         return one
-    value, listed = one.get("additionalProperties", True), names.get("enum", [names.get("const")])
-    if said == {"pattern"}:
-        return {**others, "patternProperties": {names["pattern"]: value}, "additionalProperties": False}
-    if said <= {"enum", "const"} and is_list(listed) and all(isinstance(name, str) for name in listed):
+    if is_list(listed := names.get("enum")) and all(isinstance(name, str) for name in listed):
         _require_short(value, len(listed))
         return {**others, "properties": dict.fromkeys(listed, value), "additionalProperties": False}
+    if "pattern" in said:
+        return {**others, "patternProperties": {names["pattern"]: value}, "additionalProperties": False}
     return one
 
 
@@ -78,25 +75,17 @@ def _patterns(one: Mapping[str, Any]) -> Mapping[str, Any]:
         if found is None:
             kept[_without_nul(pattern)] = value
     for pattern in filter(_FEW_NAMES.fullmatch, kept):
-        if matched := [name for name in properties if _matches(pattern, name)]:
+        if matched := [name for name in properties if re.search(pattern, name)]:
             raise SchemaError(f"patternProperties {pattern!r} matches the property {matched[0]!r}: name all of them")
     others = {name: value for name, value in one.items() if name != "patternProperties"}
     return {**others, "properties": properties, **({"patternProperties": kept} if kept else {})}
 
 
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.search(pattern, name) is not None
-    except re.error:
-        return False
-
-
 def _dependents(one: Mapping[str, Any]) -> Mapping[str, Any]:
     """One schema for each choice of the properties that need others."""
     needed, properties, required = (one.get(name, {}) for name in ("dependentRequired", "properties", "required"))
-    if not is_object(needed) or not is_object(properties) or not all(map(is_list, needed.values())):
-        return one
-    if not needed or not _COUNTS.isdisjoint(one):
+    known = is_object(needed) and is_object(properties) and all(map(is_list, needed.values()))
+    if not needed or not known or not _COUNTS.isdisjoint(one):
         return one
     others = {name: value for name, value in one.items() if name not in ("dependentRequired", *_OUTSIDE)}
     _require_short(others, 1 << len(needed))

@@ -86,12 +86,9 @@ class ChoiceAnswer:
 
     def opening(self) -> Iterable[bytes]:
         told = warned(self.prompt.warnings)
-        if self.kind == "chat":
-            made = [self.chunk(index, {"role": "assistant", "content": ""}) for index in range(self.choices)]
-        else:
-            texts = [echo.text for echo in self.echoed] or [""] * bool(told)
-            made = [self.piece(index, text) for index, text in enumerate(texts)]
-        return [frame(chunk | ({} if place else told)) for place, chunk in enumerate(made)]
+        texts = [echo.text for echo in self.echoed] or [""] * bool(told)
+        contents = [{"role": "assistant", "content": ""}] * self.choices if self.kind == "chat" else texts
+        return [frame(self.chunk(place, each) | ({} if place else told)) for place, each in enumerate(contents)]
 
     def idle(self) -> bytes:
         return COMMENT

@@ -22,9 +22,7 @@ from orchestrator.text.answer.parts import Call
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
-_DEFAULT_NAMESPACE = "functions"
-"""OpenAI's models call the functions of this one by their names alone."""
-_ADDED_TOOLS = "additional_tools"
+ADDED_TOOLS = "additional_tools"
 """The type of an item that offers tools, as `tools` does."""
 _CUSTOM_PARAMETERS = {
     "type": "object",
@@ -47,18 +45,14 @@ class OfferedTools:
 
     def __init__(self, *lists: Sequence[Tool]) -> None:
         """`lists`: a tool of a later one replaces that of the same name."""
-        self._functions: dict[str, dict[str, Any]] = {}
+        self.functions: dict[str, dict[str, Any]] = {}
+        """In the form of chat requests, by the names that the model knows."""
         self._origins: dict[str, Origin] = {}
         self._left_out: list[str] = []
         for tools in lists:
             self._listed: set[str] = set()
             for tool in tools:
                 self._add(tool)
-
-    @property
-    def functions(self) -> list[dict[str, Any]]:
-        """In the form of chat requests."""
-        return [*self._functions.values()]
 
     @property
     def notes(self) -> list[Note]:
@@ -90,12 +84,13 @@ class OfferedTools:
         function = _custom_function(tool) if origin.custom else _function(tool)
         self._listed.add(name)
         self._origins[name] = origin
-        self._functions[name] = {"type": "function", "function": {**function, "name": name}}
+        self.functions[name] = {"type": "function", "function": {**function, "name": name}}
 
 
 def joined_name(name: str, namespace: object = None) -> str:
-    """What the model calls a tool of a namespace, in the form that Codex gives such names too."""
-    if not isinstance(namespace, str) or namespace in ("", _DEFAULT_NAMESPACE):
+    """What the model calls a tool of a namespace, in the form that Codex gives such names too. `functions` is OpenAI's
+    namespace of what has none."""
+    if not isinstance(namespace, str) or namespace in ("", "functions"):
         return name
     return f"{namespace.rstrip('_')}__{name.lstrip('_')}"
 
@@ -151,7 +146,7 @@ def messages(items: Iterable[Item]) -> list[Message]:
     thoughts: list[str] = []
     for item in items:
         kind = item.get("type") or "message"
-        if kind == _ADDED_TOOLS:
+        if kind == ADDED_TOOLS:
             continue
         if kind == "reasoning":
             thoughts.append(_reasoning(item))
@@ -267,9 +262,9 @@ class Response(TranslatedRequest, kw_only=True):
 
     def offered(self, before: Sequence[Item]) -> OfferedTools:
         """Those of the request, of items before it and of its own. Raises ApiError for a malformed tool."""
-        added = [item.get("tools") for item in (*before, *self.items) if item.get("type") == _ADDED_TOOLS]
+        added = [item.get("tools") for item in (*before, *self.items) if item.get("type") == ADDED_TOOLS]
         if not all(isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools) for tools in added):
-            raise wrong("input", f"An item of the type {_ADDED_TOOLS} has a list of tools.")
+            raise wrong("input", f"An item of the type {ADDED_TOOLS} has a list of tools.")
         return OfferedTools(self.tools or (), *(tools or () for tools in added))
 
     @property
@@ -293,7 +288,7 @@ class Response(TranslatedRequest, kw_only=True):
             **self.same,
             "messages": [*heading, *messages([*before, *self.items])],
             "max_completion_tokens": self.max_output_tokens,
-            "tools": offered.functions or None,
+            "tools": [*offered.functions.values()] or None,
             "tool_choice": _choice(self.tool_choice),
             "logprobs": self._token_logprobs or None,
             "top_logprobs": self.top_logprobs or None,
@@ -306,12 +301,9 @@ class Response(TranslatedRequest, kw_only=True):
     @property
     def _unused(self) -> list[Note]:
         notes = unused(f"text.{name}" for name in unknown(self.text or {}, ("format",)))
-        if self.truncation in (None, "disabled"):
-            return notes
-        return [
-            *notes,
-            Note("field", "truncation has no effect: nothing is left out of a conversation that is too long."),
-        ]
+        if self.truncation not in (None, "disabled"):
+            notes.append(Note("field", "truncation has no effect: nothing is left out of a conversation."))
+        return notes
 
     @property
     def _token_logprobs(self) -> bool:

@@ -46,10 +46,8 @@ class Marks:
 
 _OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
 _OF_LISTS = ("prefixItems", "minItems", "maxItems", "uniqueItems", "contains")
-_OF_OBJECTS = (
-    *("anyOf", "oneOf", "allOf", "not", "if", "minProperties", "maxProperties"),
-    *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas"),
-)
+_OF_NAMES = ("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas")
+_OF_OBJECTS = ("anyOf", "oneOf", "allOf", "not", "if", "minProperties", "maxProperties", *_OF_NAMES)
 
 
 class ArgumentsWriter(Protocol):

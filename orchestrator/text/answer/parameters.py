@@ -140,22 +140,13 @@ def json_schema(schema: Any, *, lenient: bool) -> str:
         raise InputError("The schema in tools is nested too deeply.") from error
 
 
+_NAMES = {type(None): "null", bool: "boolean", str: "string", list: "array"}
+
+
 def type_of(value: Any) -> Types:
-    match value:
-        case None:
-            return frozenset(("null",))
-        case bool():
-            return frozenset(("boolean",))
-        case int():
-            return frozenset(("integer", "number"))
-        case float():
-            return frozenset(("integer", "number") if value.is_integer() else ("number",))
-        case str():
-            return frozenset(("string",))
-        case list():
-            return frozenset(("array",))
-        case _:
-            return frozenset(("object",))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return frozenset(("integer", "number") if value == value // 1 else ("number",))
+    return frozenset((_NAMES.get(type(value), "object"),))
 
 
 def _stated(name: Any) -> Types:

@@ -42,9 +42,9 @@ def test_an_answer_says_what_was_asked():
 # What is referred to -----------------------------------------------------------------------------
 
 
-def held(*asked: Callable[[list[Any]], dict[str, Any]]) -> tuple[list[Any], FakePipeline]:
+def held(*asked: Callable[[list[Any]], dict[str, Any]], **settings: Any) -> tuple[list[Any], FakePipeline]:
     """The answers to questions that each are made from the answers before."""
-    pipeline = FakePipeline()
+    pipeline = FakePipeline(condition=structs.replace(READY, context=4096))
 
     async def ask(client: httpx.AsyncClient) -> list[Any]:
         answers: list[Any] = []
@@ -52,7 +52,7 @@ def held(*asked: Callable[[list[Any]], dict[str, Any]]) -> tuple[list[Any], Fake
             answers.append((await client.post(RESPONSES, json=body(answers))).json())
         return answers
 
-    return talk(ask, pipeline), pipeline
+    return talk(ask, pipeline, **settings), pipeline
 
 
 def test_a_conversation_goes_on_from_an_answer_without_its_instructions():
@@ -274,6 +274,17 @@ def test_of_two_definitions_of_a_tool_the_later_one_counts_also_of_an_item():
     assert list(functions["add"]["parameters"]["properties"]) == ["input"]
     assert functions["mcp__sums__add"]["description"] == "Sums.\n\nAdds."
     assert [message["content"] for message in chat.messages] == ["Hi"]
+
+
+def test_tools_of_an_item_stay_when_the_conversation_is_continued_or_compacted(hermes: ChatTemplate):
+    for items in ([added(ADD), HI], [added(ADD), HI, {"type": "compaction_trigger"}]):
+        _, pipeline = held(
+            lambda _, items=items: {"input": items},
+            lambda answers: {"input": "So?", "previous_response_id": answers[0]["id"]},
+            template=hermes,
+        )
+
+        assert '"name": "add"' in hermes.codec.decode(pipeline.asked[1][0])
 
 
 @pytest.mark.parametrize("in_item", [False, True])

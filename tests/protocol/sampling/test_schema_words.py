@@ -24,7 +24,8 @@ FOLLOWED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ),
     ({**AB, "patternProperties": {"^[ab]$": {"maximum": 5}}}, [{"a": 5}], [{"a": 6}]),
     ({**AB, "patternProperties": {"^x-": DIGIT}, "additionalProperties": False}, [{"a": 1, "x-b": 2}], [{"y": 1}]),
-    ({"type": "object", "patternProperties": {"^a$": DIGIT}}, [{"a": 1, "b": "x"}], [{"a": "x"}]),
+    ({"type": "object", "patternProperties": {"^a$": DIGIT}}, [{"a": 1}], [{"a": "x"}, {"b": 1}]),
+    ({"properties": {"b": DIGIT}, "dependentRequired": {"a": ["b"]}}, [{"b": 1, "a": 2}, {}], [{"a": 1}]),
     ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": DIGIT}, [{"any": 1}], [{"a": ""}]),
     ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": DIGIT}, [{"b": 1}], [{"c": 1}]),
     ({"type": "object", "propertyNames": {"pattern": "^[a-c]+$"}}, [{"ab": ""}, {}], [{"d": 1}]),
@@ -72,6 +73,7 @@ def test_a_listed_name_comes_once_and_leads_to_no_dead_end(names: str):
         ({"patternProperties": {f"^({'|'.join(map(str, range(5_000)))})$": {"enum": ["x" * 50]}}}, "longer than"),
         *(({"type": "string", "pattern": pattern}, "pattern") for pattern in (r"^\cA$", r"^\0$", r"^(a)\1$", r"\bx")),
         ({"patternProperties": {"^(a|b|c)$": {"multipleOf": 9973}}}, "multipleOf"),
+        ({"dependentRequired": {"a": [{}]}}, "wrong type"),
         ({"$ref": "/$defs/None"}, "$defs/None"),
     ],
 )
