@@ -96,7 +96,7 @@ class CallForm(NamedTuple):
     """A call of the header alone has no arguments, if the header is complete with this behind it."""
 
 
-def json_form(before: str, arguments: str = "arguments", tail: str = r"\s*\}") -> CallForm:
+def json_form(before: str, arguments: str = "arguments", tail: str = r"[}\s]*") -> CallForm:
     """A call that is a JSON object, from behind `before` on. `arguments`: what they are called."""
     return CallForm(re.compile(rf'{before}\s*"(?P<name>[^"\\]*)"\s*,\s*"{arguments}"\s*:{OBJECT}'), tail)
 
