@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from orchestrator.text.answer.call_stream import LONGEST_HEADER, OBJECT, WHOLE_JSON, CallForm
 from orchestrator.text.answer.parameters import ALL_TYPES, Function, Parameters, Types, type_of
 
+_LONGEST_SPACE = 256
+"""Before a mark, in characters."""
 _CDATA = r"(?:(?P<cdata>\s*<!\[CDATA\[)|(?=\s*(?:[^\s<]|<[^!]|<![^\[])))"
 
 
@@ -115,7 +117,8 @@ class TextFields:
             self._searched = max(found.end(), found.start() + 1)
         if not found:
             longest = max(len(self._end), len(self._form.begin))
-            self._searched = max(self._searched, len(self._held[:-longest].rstrip()))
+            certain = self._held[:-longest]
+            self._searched = max(self._searched, len(certain.rstrip()), len(certain) - _LONGEST_SPACE)
         safe = self._held[: found.start() if found else self._searched].rstrip()
         if not safe or not self._is_text(safe):
             return None

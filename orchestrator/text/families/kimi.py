@@ -48,5 +48,5 @@ K3 = CallSyntax(
     inner_markers=_TOKENS,
     template_marks=(_TOKENS,),
     values=(),
-    forms=TextForm(_K3_HEAD, "<|open|>argument", _K3_FIELD, "<|close|>argument<|sep|>", apart=r"\s*").forms,
+    forms=TextForm(_K3_HEAD, "<|open|>argument", _K3_FIELD, "<|close|>argument<|sep|>", apart=r"\n?").forms,
 )
