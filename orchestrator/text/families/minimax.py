@@ -35,8 +35,6 @@ MINICPM = CallSyntax(
         after="</function>",
     ),
 )
-
-_ordered = in_order("<atem:parameter", "</atem:parameter>")
 MUSE_SPARK = CallSyntax(
     "muse_spark",
     "<atem:invoke",
@@ -44,6 +42,6 @@ MUSE_SPARK = CallSyntax(
     section=("<atem:function_calls>", "</atem:function_calls>"),
     tagged=True,
     values=(("<atem:parameter", "</atem:parameter>"),),
-    well_formed=lambda content: "<atem:invoke" not in content and _ordered(content),
+    well_formed=in_order("<atem:parameter", "</atem:parameter>"),
 )
 """Its texts can't be told from numbers, so its calls can't be bound."""
