@@ -1,6 +1,7 @@
 """Reads an output piece by piece: thoughts, text, tool calls. Pure."""
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -137,14 +138,12 @@ class ThoughtParser:
 
     def _answer(self, piece: Piece) -> list[Reasoning | Piece]:
         text = piece if isinstance(piece, str) else piece.text
-        if not text:
-            return []
-        if not self._begun:
+        if text and not self._begun:
             self.thoughts.pop()
             self._begun = True
-        if self._gap and piece is text:
+        if self._gap and isinstance(piece, str):
             piece = text = text.lstrip()
-        self._gap = not text
+        self._gap = self._gap and not text
         if not text:
             return []
         self._last = text[-1]
@@ -174,8 +173,7 @@ class MarkedParser:
         self._marks = marks and thought is not None
         self._thought = thought or ThoughtParser(ThoughtMarkers("", ""), opened=False)
         self._finder = calls or CallFinder()
-        self._most = most
-        self._found = 0
+        self._room = sys.maxsize if most is None else most
         self._held = ""
         """A `MARK` at the end of the text so far: a second one may follow."""
         self._between = ""
@@ -217,9 +215,8 @@ class MarkedParser:
             if isinstance(piece, Reasoning):
                 parts.append(piece)
             elif isinstance(piece, CallText):
-                room = len(piece.calls) if self._most is None else max(0, self._most - self._found)
-                parts += piece.calls[:room]
-                self._found += len(piece.calls)
+                parts += piece.calls[: self._room]
+                self._room = max(0, self._room - len(piece.calls))
                 self._between, self._behind_call = "", True
             elif isinstance(piece, str):
                 space = piece.isspace() and (self._behind_call or self._between)
