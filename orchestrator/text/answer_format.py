@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from orchestrator.text.answer.bound_calls import CallWriter
+from orchestrator.text.answer.bound_calls import StyledCalls
 from orchestrator.text.answer.call_finder import CallFinder
 from orchestrator.text.answer.call_syntax import CallSyntax, Tools
 from orchestrator.text.answer.parsers import MarkedParser, ThoughtMarkers, ThoughtParser
@@ -26,6 +26,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.client import ThoughtText
 from protocol.messages.grammar import Thought
 
+CallWriter: TypeAlias = StyledCalls | HarmonyCalls
 AnswerParser: TypeAlias = MarkedParser | HarmonyParser
 """Parses one answer: `push` returns the parts that are certain, `finish` those that were held back. The borders between
 the pieces of its text do not change the parts."""

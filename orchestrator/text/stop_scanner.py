@@ -123,7 +123,7 @@ class ThoughtScanner:
         self._line = ""
         """The end of the thought's last line so far."""
         self._quotes = ""
-        """Quotation marks that are open before an end marker: if one of them follows, it is quoted."""
+        """A pattern of the quotation marks that are open before an end marker: if one of them follows, it is quoted."""
         self.place = Place.BEFORE
 
     def reopen(self) -> None:
@@ -154,10 +154,10 @@ class ThoughtScanner:
                 if not ended:
                     return found
                 # An apostrophe is a quotation mark only if it touches the marker.
-                marks = ("'" if self._line.endswith("'") else "", *(m for m in '`"' if self._line.count(m) % 2))
-                self._quotes, text = "".join(marks) if start else "", self._end.rest
+                marks = (r"\A'" if self._line.endswith("'") else "", *(m for m in '`"' if self._line.count(m) % 2))
+                self._quotes, text = "|".join(filter(None, marks)) if start else "", self._end.rest
             self._held += text
-            closing = re.search(f"[{self._quotes}\n]", self._held) if self._quotes else None
+            closing = re.search(f"{self._quotes}|\n", self._held) if self._quotes else None
             if self._quotes and closing is None and len(self._held) < _LINE:
                 return found
             text, self._held, self._quotes = self._held, "", ""
@@ -220,8 +220,5 @@ class AnswerStops:
 
     def flush(self) -> str:
         """Return and forget the held text, at the end of the text."""
-        return (
-            "".join(text for _, text in self._thought.flush()) + self._stops.flush()
-            if self._thought
-            else self._stops.flush()
-        )
+        thought = self._thought.flush() if self._thought else ()
+        return "".join(text for _, text in thought) + self._stops.flush()

@@ -16,7 +16,7 @@ from orchestrator.http.openai.history import Note, readable
 from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.http.openai.translation import function_tools, unknown, unused, usual
 from orchestrator.http.request_bodies import converted, decoded
-from orchestrator.text.answer.bound_calls import CallWriter
+from orchestrator.text.answer_format import CallWriter
 from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
 from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS, Token

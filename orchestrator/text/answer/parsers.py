@@ -143,7 +143,7 @@ class ThoughtParser:
         if not self._begun:
             self.thoughts.pop()
             self._begun = True
-        if self._gap and piece is text:
+        if self._gap and isinstance(piece, str):
             piece = text = text.lstrip()
         self._gap = piece == ""
         if self._gap:

@@ -24,6 +24,8 @@ HARMONY_TOKENS = (*_MARKERS, "<|constrain|>")
 """Special tokens whose text must be shown to be parsed."""
 _FUNCTIONS = "functions."
 _NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
+_BARE_CALL = re.compile(r"\s*(?P<header>(?=<\||to=)[^{]*\bto=[^{]+)(?P<arguments>\{.*)", re.DOTALL)
+"""Some calls have no marker before their arguments."""
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 _Body = Literal["reasoning", "spoken", "call"]
@@ -81,12 +83,10 @@ class HarmonyParser:
     def _add(self, text: str, place: int) -> list[Part]:
         """`place`: characters of output before `text`."""
         self._content += text
-        header, brace, arguments = self._content.partition("{")
-        # Some calls have no marker before their arguments.
-        if self._body is None and brace and _may_be_header(header) and _RECIPIENT.search(header):
-            self._content = header
-            self._read_header(place + len(text) - len(brace + arguments))
-            self._content += brace + arguments
+        if self._body is None and "{" in text and (bare := _BARE_CALL.match(self._content)):
+            self._content = bare["header"]
+            self._read_header(place + len(text) - len(bare["arguments"]))
+            self._content += bare["arguments"]
         if self._body is None and not _may_be_header(self._content):
             self._begin("spoken", place + len(text) - len(self._content))
         if self._body is None:
@@ -112,16 +112,16 @@ class HarmonyParser:
     def _read_header(self, place: int) -> None:
         header, self._content = self._content, ""
         channel, to = _NAME.search(header), _RECIPIENT.search(header)
-        name = to[1] if to else ""
+        name, analysis = to[1] if to else "", channel is not None and channel[1] == "analysis"
         recipient = name.removeprefix(_FUNCTIONS)
         if any(tool["function"]["name"] == recipient for tool in self._tools):
             self._begin("call", place)
             self._stream = CallStream(_CALLS, self._tools)
             self._stream.push(recipient + "\n")
-        elif self._tools and name.startswith(_FUNCTIONS):
+        elif self._tools and name and (name.startswith(_FUNCTIONS) or not analysis):
             self._begin("spoken", place)
             self._content = f"{name} "
-        elif name or (channel is not None and channel[1] == "analysis"):
+        elif name or analysis:
             self._body = "reasoning"
         else:
             self._begin("spoken", place)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.http.responses.request import messages
@@ -278,6 +279,14 @@ def test_forms_calls_and_budgets_are_enforced_beside_thoughts(
 
     assert [said for said in allowed if not takes(template, grammar, said)] == []
     assert [said for said in refused if takes(template, grammar, said)] == []
+
+
+def test_a_budget_puts_no_end_into_a_call(tmp_path: Path):
+    template = model(tmp_path, QWEN, [*MARKS, AddedToken("<tool_call>", normalized=False)])
+    said = "<think>a<tool_call>b c d e f"
+
+    assert takes(template, bound(template, {**HELLO, **BUDGET, "tools": TOOLS}), said)
+    assert not takes(template, bound(template, {**HELLO, **BUDGET}), said)
 
 
 def test_a_budget_binds_where_a_thought_can_be_ended(models: dict[str, ChatTemplate]):

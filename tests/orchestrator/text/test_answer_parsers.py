@@ -200,6 +200,7 @@ def test_an_end_marker_in_quotation_marks_is_a_part_of_the_thought(markers: Thou
         found = thinking([said[place : place + size] for place in range(0, len(said), size)], markers=markers)
         assert found == [Reasoning(thought), Spoken('A `b` "c".')]
     assert thinking([*f'{start}A 5" pipe.{end}\n"b"'], markers=markers) == [Reasoning('A 5" pipe.'), Spoken('"b"')]
+    assert thinking([f"{start}'a'{end}It's b."], markers=markers) == [Reasoning("'a'"), Spoken("It's b.")]
     assert thinking([*f"{start}`a{end}"], markers=markers) == [Reasoning("`a")]
 
 
@@ -581,6 +582,8 @@ CHANNELS: list[tuple[str, list[Part]]] = [
     ("<|channel|>analysis to=python<|message|>1+1", [Reasoning("1+1")]),
     (f"{ANALYSIS}{COMMENTARY} {TO}<|message|>{ARGUMENTS}", [Reasoning("Rain?"), WEATHER]),
     (f"{COMMENTARY} to=get_weather <|constrain|>json{ARGUMENTS}<|call|>", [WEATHER]),
+    (f" {TO} json{ARGUMENTS}<|call|>", [WEATHER]),
+    (f"{COMMENTARY} to=other<|message|>{ARGUMENTS}<|call|>", [Spoken(f"other {ARGUMENTS}")]),
     (f"{COMMENTARY} to=functions.other<|message|>{ARGUMENTS}<|call|>", [Spoken(f"functions.other {ARGUMENTS}")]),
     ("Sunny.", [Spoken("Sunny.")]),
     ("Sunny.<|end|>" + FINAL, [Spoken("Sunny.Sunny.")]),
