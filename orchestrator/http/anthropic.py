@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,14 +19,14 @@ from orchestrator.http.errors import ApiError, refuse_given
 from orchestrator.http.gates import MESSAGES
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
 from orchestrator.http.openai.answer import finish_reason
-from orchestrator.http.openai.answer_content import AnswerContent, call_id, usage
+from orchestrator.http.openai.answer_content import AnswerContent, arguments_object, call_id, usage
 from orchestrator.http.openai.history import THOUGHTS, Note, parts
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
-from orchestrator.http.openai.translation import TranslatedRequest, read_fields
+from orchestrator.http.openai.translation import TranslatedRequest, read_fields, unknown, unused
 from orchestrator.http.request_bodies import read_body
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken
 
 Block = Mapping[str, Any]
 Message = dict[str, Any]
@@ -110,7 +109,8 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
         fields = {**self._fields(), "messages": turns}
         # The beginning of an answer is the last message here.
         fields["continue_final_message"] = turns[-1]["role"] == "assistant" or None
-        return question(fields, ChatRequest, notes, called=_CALLED)
+        idle = unused(f"output_config.{name}" for name in unknown(self.output_config or {}, ("format",)))
+        return question(fields, ChatRequest, [*notes, *idle], called=_CALLED)
 
     def _fields(self) -> dict[str, Any]:
         choice = self.tool_choice or {}
@@ -160,6 +160,8 @@ class MessageAnswer:
         self._blocks: list[dict[str, Any]] = []
         self._open: str | None = None
         """The type of the last block, while text may be added to it."""
+        self._arguments: list[str] = []
+        """Of the call that is the last block."""
         self._ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -212,9 +214,13 @@ class MessageAnswer:
                 yield from self._begin({"type": "text", "text": ""})
                 self._blocks[-1]["text"] += text
                 yield self._delta({"type": "text_delta", "text": text})
-            case Call():
+            case Call(arguments=text):
                 yield from self._close()
-                yield from self._call(part)
+                self._open, self._arguments = "tool_use", []
+                yield self._block_start({"type": "tool_use", "id": call_id(part), "name": part.name, "input": {}})
+                yield from self._call(text)
+            case Arguments(text, last=last):
+                yield from self._call(text, last=last)
 
     def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Begins a block unless one of the same type is open."""
@@ -231,12 +237,13 @@ class MessageAnswer:
         if kind is not None:
             yield self._block_stop()
 
-    def _call(self, call: Call) -> Iterator[dict[str, Any]]:
-        block = {"type": "tool_use", "id": call_id(call), "name": call.name, "input": {}}
-        yield self._block_start(block)
-        self._blocks[-1]["input"] = msgspec.json.decode(call.arguments)
-        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        yield self._block_stop()
+    def _call(self, arguments: str, *, last: bool = False) -> Iterator[dict[str, Any]]:
+        self._arguments.append(arguments)
+        if arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": arguments})
+        if last:
+            self._blocks[-1]["input"] = arguments_object("".join(self._arguments))
+            yield from self._close()
 
     def _stop_reason(self, result: Result, called: bool) -> dict[str, Any]:
         if not called and result.finish_reason == "stop" and result.stop in self._stops:

@@ -133,8 +133,7 @@ def infer_tool_syntax(template: ChatTemplate) -> CallSyntax | None:
         return None
     named = [syntax for syntax in SYNTAXES if template.tool_parser in (syntax.settings_names or (syntax.name,))]
     others = (syntax for syntax in SYNTAXES if syntax.fallback_sign is not None and syntax.fallback_sign(template))
-    found = next(chain(named, shown, others), None)
-    return found if found is not None and found.readable else None
+    return next(chain(named, shown, others), None)
 
 
 def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:

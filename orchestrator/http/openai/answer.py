@@ -23,7 +23,7 @@ from orchestrator.http.generation import (
 )
 from orchestrator.http.openai.answer_content import LogprobTranscript, call_id, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.openai.prompts import PreparedRequest
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.tokenizer import TextCodec
 
 
@@ -85,10 +85,10 @@ class ChoiceAnswer:
         return answer | warned([*self.prompt.warnings, *self.prompt.if_cut(results)])
 
     def opening(self) -> Iterable[bytes]:
-        if self.kind == "text":
-            return [frame(self.piece(index, echo.text)) for index, echo in enumerate(self.echoed)]
-        first, *others = [self.chunk(index, {"role": "assistant", "content": ""}) for index in range(self.choices)]
-        return map(frame, [first | warned(self.prompt.warnings), *others])
+        told = warned(self.prompt.warnings)
+        texts = [echo.text for echo in self.echoed] or [""] * bool(told)
+        contents = [{"role": "assistant", "content": ""}] * self.choices if self.kind == "chat" else texts
+        return [frame(self.chunk(place, each) | ({} if place else told)) for place, each in enumerate(contents)]
 
     def idle(self) -> bytes:
         return COMMENT
@@ -162,7 +162,8 @@ class _Choice:
         codec, prompt = answer.codec, answer.prompt
         self._transcript = None if codec is None else LogprobTranscript(answer.kind, codec, prompt.shown, prompt.marked)
         self._joiner = ThoughtJoiner()
-        self._calls: list[dict[str, Any]] = []
+        self._calls: list[tuple[Call, list[str]]] = []
+        """With the pieces of their arguments."""
         self._texts: list[str] = []
         self.reasoning = ""
 
@@ -190,7 +191,8 @@ class _Choice:
         if self.reasoning:
             message = {**message, "reasoning_content": self.reasoning}
         if self._calls:
-            message = {**message, "content": text.strip() or None, "tool_calls": self._calls}
+            calls = [_chat_call(call, "".join(pieces)) for call, pieces in self._calls]
+            message = {**message, "content": text.strip() or None, "tool_calls": calls}
         return {"index": self._index, "message": message, **end}
 
     def _of_parts(self, parts: Sequence[Part], logprobs: Any) -> Iterator[dict[str, Any]]:
@@ -204,12 +206,18 @@ class _Choice:
                     self._texts.append(text)
                     yield self._answer.piece(self._index, text, logprobs)
                     logprobs = None
-                case Call():
-                    place = len(self._calls)
-                    self._calls.append(_chat_call(part))
-                    yield self._answer.chunk(self._index, {"tool_calls": [{"index": place, **self._calls[-1]}]})
+                case Call(arguments=text):
+                    self._calls.append((part, [text]))
+                    yield self._of_call(_chat_call(part, text))
+                case Arguments(text):
+                    self._calls[-1][1].append(text)
+                    if text:
+                        yield self._of_call({"function": {"arguments": text}})
         if logprobs:
             yield self._answer.piece(self._index, "", logprobs)
+
+    def _of_call(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return self._answer.chunk(self._index, {"tool_calls": [{"index": len(self._calls) - 1, **delta}]})
 
     def _logprobs(self, text: str, chosen: Iterable[Chosen]) -> Any:
         return None if self._transcript is None else self._transcript.push(text, chosen, self._parser.thoughts)
@@ -224,8 +232,8 @@ class _Choice:
         return self._logprobs("", chosen) or no_logprobs(self._answer.kind, codec)
 
 
-def _chat_call(call: Call) -> dict[str, Any]:
-    return {"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _chat_call(call: Call, arguments: str) -> dict[str, Any]:
+    return {"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _silenced(result: Result) -> Result:

@@ -23,7 +23,7 @@ from orchestrator.http.openai.translation import read_fields
 from orchestrator.http.request_bodies import read_body
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.compaction import SummaryAnswer, by_users, compaction, demands
-from orchestrator.http.responses.request import Items, OfferedTools
+from orchestrator.http.responses.request import ADDED_TOOLS, Items, OfferedTools
 from orchestrator.http.responses.request import Response as Question
 
 _PATH = "/v1/responses"
@@ -68,7 +68,8 @@ class ResponsesRoutes:
         def store(answer: dict[str, Any]) -> None:
             if question.kept:
                 items = [*before, *map(stored_item, question.items)]
-                kept = by_users(items[:-1]) if summary else items
+                tools = [item for item in items if item["type"] == ADDED_TOOLS]
+                kept = [*tools, *by_users(items[:-1])] if summary else items
                 self._store.add(answer["id"], answer, [*kept, *answer["output"]])
 
         make = SummaryAnswer if summary else ResponseAnswer
@@ -115,7 +116,7 @@ class ResponsesRoutes:
             question = question.demanding_summary(items if compact else items[:-1])
         id = question.previous_response_id
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
-        return _Asked(question, before, question.chat(before, notes), question.offered, summary)
+        return _Asked(question, before, question.chat(before, notes), question.offered(before), summary)
 
     def _head(self, name: str, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""

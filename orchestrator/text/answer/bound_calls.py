@@ -46,7 +46,8 @@ class Marks:
 
 _OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
 _OF_LISTS = ("prefixItems", "minItems", "maxItems", "uniqueItems", "contains")
-_OF_OBJECTS = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties")
+_OF_NAMES = ("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas")
+_OF_OBJECTS = ("anyOf", "oneOf", "allOf", "not", "if", "minProperties", "maxProperties", *_OF_NAMES)
 
 
 class JsonArguments:
@@ -335,8 +336,8 @@ def _relocated(schema: Any, root: str, level: int = 0) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     return {
-        name: root + value[1:]
-        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        name: root + value.removeprefix("#")
+        if name == "$ref" and isinstance(value, str) and value.startswith(("#", "/"))
         else _relocated(value, root, level + 1)
         for name, value in schema.items()
     }

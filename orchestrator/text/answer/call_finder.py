@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from orchestrator.text.answer.call_syntax import LONGEST_HEAD, CallSyntax, Tools, Values, beginning_of_calls
-from orchestrator.text.answer.parts import Call
+from orchestrator.text.answer.call_syntax import LONGEST_HEAD, CallStream, CallSyntax, Tools, Values, beginning_of_calls
+from orchestrator.text.answer.parts import Arguments, Call
 from orchestrator.text.stop_scanner import StopScanner
 
 
@@ -16,10 +16,10 @@ class Marker(NamedTuple):
 
 
 class CallText(NamedTuple):
-    """Complete calls, and how they were written."""
+    """Calls or pieces of them, and how they were written: empty if a call goes on."""
 
     text: str
-    calls: Sequence[Call]
+    calls: Sequence[Call | Arguments]
 
 
 Piece: TypeAlias = str | Marker | CallText
@@ -33,7 +33,8 @@ _LINE_ENDS = 16
 class CallFinder:
     """Finds calls in an output, and the markers around them. The texts of all pieces together are the output.
 
-    What is malformed or incomplete, or calls a function that was not offered, is text. So is a start marker in an
+    What is malformed or incomplete, or calls a function that was not offered, is text, unless a piece of it was
+    returned as a call. So is a start marker in an
     inline code, or one before something that begins no call.
     """
 
@@ -59,6 +60,9 @@ class CallFinder:
         self._in_call = False
         self._content = ""
         """Of the call at hand."""
+        self._stream = CallStream(syntax, tools)
+        self._streamed = 0
+        """Characters of the call that `_stream` knows."""
         self._begun = False
         """Its name is known."""
         self._values = Values(())
@@ -93,6 +97,8 @@ class CallFinder:
                     text = self._content + (found or self._scanner.flush()) + text
                     pieces.append(self._text(self._leave()))
                     continue
+                # What is behind an end marker in a value may turn out to be behind the call.
+                pieces += self._certain(self._passed[0] if self._passed else len(self._content))
             elif before:
                 pieces.append(self._text(before))
             if not found:
@@ -106,7 +112,7 @@ class CallFinder:
         if not self._in_call:
             return [self._text(held)] if held else []
         self._content += held
-        if not self._passed or self._syntax.read_cut(self._content, self._tools):
+        if not self._passed:
             return self._leave_call()
         return [*self._ended_before(), *self.finish()]
 
@@ -120,6 +126,7 @@ class CallFinder:
         if marker == self._syntax.start and self._may_start():
             self._in_call, self._content, self._begun, self._read = True, "", False, 0
             self._values, self._passed = Values(self._syntax.values), []
+            self._stream, self._streamed = CallStream(self._syntax, self._tools), 0
             return []
         self._text(marker)
         if marker in (self._thought_end, self._section[0]):
@@ -149,21 +156,27 @@ class CallFinder:
 
     def _leave_call(self, end: str = "") -> list[Piece]:
         """The call at hand, or its text. `end`: its end marker, if it has one."""
-        found = (self._syntax.read if end else self._syntax.read_cut)(self._content, self._tools)
+        pieces, found = self._certain(len(self._content)), self._stream.finish(marked=bool(end))
         text = self._leave() + self._content
         if found is None:
             return [self._text(text + end)]
         self._line = ""
         if not found.rest:
-            return [CallText(text + end, found.calls)]
+            return [*pieces, CallText(text + end, found.calls)]
         call = CallText(text.removesuffix(found.rest), found.calls)
-        return [call, self._text(found.rest), *(self._cross(end) if end else ())]
+        return [*pieces, call, self._text(found.rest), *(self._cross(end) if end else ())]
+
+    def _certain(self, end: int) -> list[Piece]:
+        """What is certain of the call at hand by its first `end` characters."""
+        parts = self._stream.push(self._content[self._streamed : end])
+        self._streamed = end
+        return [CallText("", parts)] if parts else []
 
     def _ended_before(self) -> list[Piece]:
         """The call at hand up to the first end marker that seemed to be in a value, and what follows."""
         self._retries += 1
         if self._retries > _MOST_RETRIES:
-            return [self._text(self._leave() + self._content)]
+            return self._leave_call()
         place, content = self._passed[0], self._content
         self._content = content[:place]
         return [*self._leave_call(self._end), *self.push(content[place + len(self._end) :])]

@@ -1,11 +1,11 @@
 """Reads an output piece by piece: thoughts, text, tool calls. Pure."""
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from orchestrator.text.answer.call_finder import CallFinder, CallText, Marker, Piece
+from orchestrator.text.answer.call_syntax import CallLimit
 from orchestrator.text.answer.parts import Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.stop_scanner import Place, ThoughtScanner
 from orchestrator.text.tokenizer import MARK
@@ -138,15 +138,17 @@ class ThoughtParser:
 
     def _answer(self, piece: Piece) -> list[Reasoning | Piece]:
         text = piece if isinstance(piece, str) else piece.text
-        if text and not self._begun:
+        if piece == "":
+            return []
+        if not self._begun:
             self.thoughts.pop()
             self._begun = True
         if self._gap and isinstance(piece, str):
             piece = text = text.lstrip()
-        self._gap = self._gap and not text
-        if not text:
+        self._gap = piece == ""
+        if self._gap:
             return []
-        self._last = text[-1]
+        self._last = text[-1:] or self._last
         return [piece]
 
 
@@ -173,7 +175,7 @@ class MarkedParser:
         self._marks = marks and thought is not None
         self._thought = thought or ThoughtParser(ThoughtMarkers("", ""), opened=False)
         self._finder = calls or CallFinder()
-        self._room = sys.maxsize if most is None else most
+        self._kept = CallLimit(most).kept
         self._held = ""
         """A `MARK` at the end of the text so far: a second one may follow."""
         self._between = ""
@@ -215,8 +217,7 @@ class MarkedParser:
             if isinstance(piece, Reasoning):
                 parts.append(piece)
             elif isinstance(piece, CallText):
-                parts += piece.calls[: self._room]
-                self._room = max(0, self._room - len(piece.calls))
+                parts += self._kept(piece.calls)
                 self._between, self._behind_call = "", True
             elif isinstance(piece, str):
                 space = piece.isspace() and (self._behind_call or self._between)

@@ -20,16 +20,24 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Call:
-    """A complete tool call."""
+    """A tool call. `Arguments` follow, up to the last ones."""
 
     name: str
     arguments: str
-    """A JSON object."""
+    """The beginning of a JSON object."""
     id: str | None = None
     """The id that the model gave it, in formats that have one."""
 
 
-Part: TypeAlias = Reasoning | Spoken | Call
+@dataclass(frozen=True)
+class Arguments:
+    """A piece of the arguments of the call before. They are no JSON if the model wrote none, or no end."""
+
+    text: str
+    last: bool = False
+
+
+Part: TypeAlias = Reasoning | Spoken | Call | Arguments
 
 
 class ThoughtSpan(NamedTuple):

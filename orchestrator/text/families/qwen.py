@@ -1,12 +1,12 @@
 """Qwen: `<think>`, as DeepSeek and most others write it, and JSON calls, as Hermes models do; Qwen Coder's calls."""
 
-import json
 from functools import partial
-from typing import Any
 
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
+from orchestrator.text.answer.call_stream import WHOLE_JSON
 from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
+from orchestrator.text.answer.text_arguments import TextForm
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
 
@@ -22,13 +22,6 @@ def _asks_for(mark: str, template: ChatTemplate) -> bool:
     return mark in text and '"arguments"' in text
 
 
-def _json_call(content: str) -> tuple[list[Any], str]:
-    # Models forget the last brace, or write one more.
-    content = content.lstrip()
-    found, end = json.JSONDecoder(strict=False).raw_decode(content + "}")
-    return [found], content[end:].lstrip("} \n")
-
-
 _JSON = Style(None, start="<tool_call>\n", after="\n</tool_call>", separator="\n")
 JSON_CALLS = StyledCalls(_JSON, Marks({}))
 """Of a model in which these markers are no tokens."""
@@ -41,7 +34,7 @@ JSON_SYNTAX = CallSyntax(
     template_marks=(),
     fallback_sign=partial(_asks_for, "<tool_call>"),
     settings_names=("json_tools",),
-    reader=_json_call,
+    forms=(WHOLE_JSON,),
     style=_JSON,
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
@@ -51,10 +44,11 @@ FENCED = CallSyntax(
     "```",
     template_marks=(),
     fallback_sign=partial(_asks_for, "```json"),
-    reader=_json_call,
+    forms=(WHOLE_JSON,),
     style=Style(None, start="```json\n", after="\n```", separator="\n"),
 )
 """The same in blocks of code."""
+_NAMED = r"\s*(?P<name>[^\s<>]+)\s*>"
 CODER = CallSyntax(
     "qwen3_coder",
     "<function=",
@@ -62,9 +56,9 @@ CODER = CallSyntax(
     section=("<tool_call>", "</tool_call>"),
     # In a template's source, the line break may be an escape.
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
-    text_arguments=True,
     tagged=True,
     values=(("<parameter=", "</parameter>"),),
+    forms=TextForm(_NAMED, "<parameter=", _NAMED, "</parameter>", gap="\n").forms,
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
         start="<tool_call>\n",

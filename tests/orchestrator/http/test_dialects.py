@@ -167,7 +167,8 @@ QUOTED = json.dumps(MARKS)
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 SAID: dict[str, tuple[str, str, tuple[str, str, list[Any]]]] = {
     "text": ("hermes", "Hello", ("Hello", "", [])),
-    "no call": ("hermes", CALL[:-20], (CALL[:-20], "", [])),
+    "no call": ("hermes", CALL[:20], (CALL[:20], "", [])),
+    "half a call": ("hermes", CALL[:-20], ("", "", [("add", {"INVALID_JSON": '{"'})])),
     "calls": ("hermes", f"Let me see.\n{CALL}\n{CALL}", ("Let me see.", "", [ADD, ADD])),
     "deepseek": ("deepseek", DEEPSEEK.replace("{}", '{"a": 1}'), ("", "", [ADD])),
     "thought": ("qwen", f"<think>\n{THOUGHT}\n</think>\n\nI add. {CALL}", ("I add.", THOUGHT, [ADD])),

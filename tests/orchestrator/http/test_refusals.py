@@ -61,6 +61,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     (RESPONSES, {"stream": 1}, "stream"),
     (RESPONSES, {"tools": [{"type": "custom"}]}, "tools"),
     (RESPONSES, {"tools": [{"type": "namespace", "name": "n"}]}, "tools"),
+    *((RESPONSES, {"input": [{"type": "additional_tools", "tools": tools}]}, "input") for tools in (None, {}, ["a"])),
     (RESPONSES, {"tools": [{"type": "namespace", "tools": TOOLS}]}, "tools"),
     (RESPONSES, {"tools": [{"name": "a__b"}, NAMESPACE]}, "tools"),
     (RESPONSES, {"tools": [*TOOLS, {"type": "custom", "name": "add"}]}, "tools"),

@@ -1,11 +1,10 @@
 """Laws of answers: reasoning, text and calls are told apart, however they are cut, in the syntax a template shows."""
 
-import itertools
 import json
 import re
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.text import families
-from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families import THOUGHTS
@@ -41,6 +39,7 @@ TOOLS = [
 ]
 WEATHER = Call("get_weather", '{"city":"Oslo","days":2}')
 """What each of CALLS says."""
+AS_WRITTEN = Call("get_weather", '{"city": "Oslo", "days": 2}')
 CLOSING_CITY = Call("get_weather", '{"city":"</think>","days":2}')
 SAID = (WEATHER.name, json.loads(WEATHER.arguments))
 CALLS = {
@@ -66,13 +65,17 @@ def joined(parts: Sequence[Part]) -> list[Part]:
                 found[-1] = Reasoning(before + text)
             case Spoken(before), Spoken(text):
                 found[-1] = Spoken(before + text)
+            case Call(name, before, id), Arguments(text):
+                found[-1] = Call(name, before + text, id)
             case _:
                 found.append(part)
     return found
 
 
 def parts(parser: AnswerParser, pieces: Sequence[str]) -> list[Part]:
-    return joined([*(part for piece in pieces for part in parser.push(piece)), *parser.finish()])
+    """Arguments without white space."""
+    found = joined([*(part for piece in pieces for part in parser.push(piece)), *parser.finish()])
+    return [replace(part, arguments=compact(part.arguments)) if isinstance(part, Call) else part for part in found]
 
 
 def thinking(pieces: Sequence[str], *, opened: bool = False, markers: ThoughtMarkers = THINK) -> list[Part]:
@@ -82,6 +85,14 @@ def thinking(pieces: Sequence[str], *, opened: bool = False, markers: ThoughtMar
 def calling(name: str, pieces: Sequence[str], most: int | None = None) -> list[Part]:
     found = parts(AnswerFormat(THINK, NAMED[name]).parser(False, TOOLS, most), pieces)
     return [Call(part.name, part.arguments) if isinstance(part, Call) else part for part in found]
+
+
+def compact(arguments: str) -> str:
+    """Without white space, if it is JSON."""
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False, separators=(",", ":"))
+    except ValueError:
+        return arguments
 
 
 def harmony(pieces: Sequence[str], *, tools: bool = True, most: int | None = None) -> list[Part]:
@@ -291,26 +302,15 @@ def test_a_call_of_each_syntax_is_read(name: str):
     assert calling(name, [said + "\n" + said], most=1) == [WEATHER]
 
 
-@pytest.mark.parametrize(
-    "syntax", [each for each in families.SYNTAXES if each.reader is None], ids=lambda syntax: syntax.name
-)
-def test_the_markers_are_those_that_mlx_lm_s_parser_knows(syntax: CallSyntax):
-    spec = find_spec("mlx_lm")
-    assert spec is not None
-    assert spec.origin is not None
-    source = (Path(spec.origin).parent / "tool_parsers" / f"{syntax.name}.py").read_text()
-
-    assert re.findall(r'^tool_call_\w+[:\w ]* = "(.*)"', source, re.MULTILINE) == [
-        *(syntax.section or (syntax.start, syntax.end))
-    ]
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
     said = CALLS[name]
     cut = said[: -len(said) // 2]
 
-    assert calling(name, [said + cut]) == calling(name, [*(said + cut)]) == [WEATHER, Spoken(cut)]
+    for found in (calling(name, [said + "\n" + cut]), calling(name, [*(said + cut)])):
+        first, second = found
+        assert first == WEATHER
+        assert second.text.lstrip() == cut if isinstance(second, Spoken) else isinstance(second, Call)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if NAMED[name].section])
@@ -322,10 +322,10 @@ def test_calls_of_a_section_come_when_each_is_complete(name: str):
     parser = AnswerFormat(None, syntax).parser(False, TOOLS, None)
 
     assert [part for part in parser.push(f"I look.{opening}\n{call}") if isinstance(part, Call)]
-    assert [type(part) for part in parser.push(f"\n{call}")] == [Call]
+    assert [type(part) for part in joined(parser.push(f"\n{call}"))] == [Call]
     assert [*parser.push(f"\n{closing}"), *parser.finish()] == []
-    assert calling(name, [f"{opening}\n{call}\n{call[:-5]}"]) == [WEATHER, Spoken("\n" + call[:-5])]
-    assert calling(name, [f"{opening}{call}{call[:-5]}{closing}"]) == [WEATHER, Spoken(call[:-5] + closing)]
+    assert calling(name, [f"{opening}\n{call}\n{call[:-5]}"]) == [WEATHER, WEATHER]
+    assert calling(name, [f"{opening}{call}{call[:-5]}{closing}"]) == [WEATHER, WEATHER]
     assert calling(name, [f"{opening}\n{closing} is a section."]) == [Spoken(f"{opening}\n{closing} is a section.")]
     assert calling(name, [f"{opening} and "]) == [Spoken(f"{opening} and ")]
 
@@ -365,7 +365,7 @@ def in_city(text: str) -> Call:
         (
             "pythonic",
             CALLS["pythonic"].split(")]")[0] + '), get_weather(city="(a)',
-            [WEATHER, Spoken(', get_weather(city="(a)')],
+            [WEATHER, Call("get_weather", '{"city":"(a)')],
         ),
         *((name, CALLS[name].removesuffix(end), [WEATHER]) for name, end in UNENDED),
         *((name, CALLS[name].replace(tag, ""), [WEATHER]) for name, tag in STRAY),
@@ -373,7 +373,7 @@ def in_city(text: str) -> Call:
         ("json", f"{UNENDED_JSON}\nI wait.", [WEATHER, Spoken("I wait.")]),
         *(("json", CALLS["json"].replace("}}", braces), [WEATHER]) for braces in ("}", "}}}")),
         ("json", CALLS["json"].replace("Oslo", "O\n"), [Call("get_weather", '{"city":"O\\n","days":2}')]),
-        ("json", ODD + CALLS["json"], [Spoken(ODD), WEATHER]),
+        ("json", ODD + CALLS["json"], [Call("get_weather", '{"city": "Oslo}'), WEATHER]),
         ("fenced", f"So:\n{FENCED}\nI wait.", [Spoken("So:\n"), WEATHER, Spoken("\nI wait.")]),
         ("mistral", MISTRAL.replace("[ARGS]", ""), [WEATHER]),
         ("qwen3_coder", f"So.\n\n{NAKED}\n{NAKED}", [Spoken("So.\n\n"), WEATHER, WEATHER]),
@@ -384,7 +384,7 @@ def in_city(text: str) -> Call:
         (
             "mistral",
             f'{MISTRAL}get_weather[ARGS]{{"city": "O',
-            [WEATHER, Spoken('get_weather[ARGS]{"city": "O')],
+            [WEATHER, Call("get_weather", '{"city": "O')],
         ),
         ("mistral", LISTED, [WEATHER]),
         ("mistral", LISTED.replace('{"city": "Oslo", "days": 2}', r'"{\"city\": \"Oslo\", \"days\": 2}"'), [WEATHER]),
@@ -433,17 +433,9 @@ def test_what_a_parser_would_search_again_and_again_is_text(name: str, content: 
     assert calling(name, [said]) == [Spoken(said)]
 
 
-NUMBERS = [
-    *itertools.product(["llama3", "mistral", "qwen3_coder", "minimax_m2", "gemma4"], ["1e999", "-Infinity", "NaN"]),
-    ("pythonic", "1e999"),
-]
-"""Numbers that JSON does not have."""
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        *((name, CALLS[name].replace("2", number)) for name, number in NUMBERS),
         *(("json", f"<tool_call>{said}") for said in ("[1]</tool_call>", "", '{"name": 1}')),
         ("llama3", '{"name": "f"}'),
         ("llama3", '{"name": "f", "parameters": {}} is a call.'),
@@ -466,6 +458,57 @@ NUMBERS = [
 )
 def test_what_is_no_proper_call_stays_text(name: str, said: str):
     assert calling(name, [said]) == calling(name, [*said]) == [Spoken(said)]
+
+
+TEXTS = {name: end for name in CALLS for _, end in NAMED[name].values if end.startswith("</")}
+"""Syntaxes whose arguments are texts, and the marks behind these."""
+TYPES: list[tuple[dict[str, object], str, object]] = [
+    # A schema, what a model says, and what is read.
+    ({"type": "string"}, "5", "5"),
+    ({"type": "string"}, "  indented\n", "  indented\n"),
+    ({"type": ["string", "integer"]}, "5", 5),
+    *(({"type": ["string", "integer"]}, text, text) for text in ("02134", "1e5", "5.0", " 5", "null")),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[1]", [1]),
+    ({}, "5", "5"),
+    ({}, '{"a": [1]}', {"a": [1]}),
+    ({"type": "integer"}, "1e5", 100000),
+    ({"type": "number"}, "1.50", 1.5),
+    *(({"type": "number"}, text, text) for text in ("NaN", "1e999", "-Infinity", "02134", "five")),
+    ({"type": "integer"}, "1.5", "1.5"),
+    ({"type": "boolean"}, " TRUE ", True),
+    *(({"type": "boolean"}, text, text) for text in ("maybe", "1", "yes")),
+    ({"type": "array"}, "['a', None]", ["a", None]),
+    ({"type": "object"}, "{1, 2}", "{1, 2}"),
+]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_argument_is_read_as_its_schema_says_or_stays_the_text_that_it_was(name: str):
+    for schema, said, value in TYPES:
+        for parameters in ({"properties": {"city": schema}}, {"additionalProperties": schema}):
+            tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+            written = CALLS[name].replace("Oslo", said)
+            (call,) = parts(AnswerFormat(None, NAMED[name]).parser(False, tools, None), [written])
+            assert isinstance(call, Call)
+            assert json.dumps(json.loads(call.arguments)["city"]) == json.dumps(value), (schema, said)
+
+
+@pytest.mark.parametrize(("name", "end"), TEXTS.items())
+def test_a_mark_that_is_missing_or_a_text_loses_nothing(name: str, end: str):
+    said = CALLS[name]
+    last = said.rindex(end)
+
+    for cut in (said.replace(end, "", 1), said[:last] + said[last + len(end) :]):
+        assert calling(name, [cut]) == [WEATHER]
+    for marked in (f"a {end} b", f"{end}\n", f"a{end}{end}"):
+        (call,) = calling(name, [said.replace("Oslo", marked)])
+        assert isinstance(call, Call)
+        assert json.loads(call.arguments) == {"city": marked, "days": 2}
+    (call,) = calling(name, [said.replace("days", "city")])
+    assert isinstance(call, Call)
+    assert re.fullmatch("(?s)Oslo.*2", json.loads(call.arguments)["city"])
+    assert calling(name, [said.replace(SAID[0], f"{SAID[0]} or")]) != [WEATHER]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -496,10 +539,10 @@ def test_a_marker_in_a_text_does_not_hold_the_text_back(name: str):
 def test_a_call_comes_as_soon_as_it_is_complete():
     parser = AnswerFormat(None, JSON_SYNTAX).parser(False, TOOLS, None)
 
-    assert parser.push(CALLS["json"]) == [WEATHER]
+    assert joined(parser.push(CALLS["json"])) == [AS_WRITTEN]
     assert parser.push(" And") == [Spoken(" And")]
     assert joined(parser.push("<tool_call>x</tool_call>")) == [Spoken("<tool_call>x</tool_call>")]
-    assert parser.push(CALLS["json"]) == [WEATHER]
+    assert joined(parser.push(CALLS["json"])) == [AS_WRITTEN]
 
 
 @pytest.mark.parametrize(
@@ -512,7 +555,7 @@ def test_a_call_comes_as_soon_as_it_is_complete():
 def test_a_call_keeps_the_id_that_its_syntax_has(name: str, said: str, id: str):
     parser = AnswerFormat(None, NAMED[name]).parser(False, TOOLS, None)
 
-    assert [*parser.push(said), *parser.finish()] == [Call(WEATHER.name, WEATHER.arguments, id)]
+    assert parts(parser, [said]) == [replace(WEATHER, id=id)]
 
 
 # Harmony -----------------------------------------------------------------------------------------
