@@ -128,7 +128,7 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
-    SAME = (*CountTokensRequest.SAME, "stream", *SHARED_NAMES, "seed")
+    SAME = (*CountTokensRequest.SAME, "stream", *SHARED_NAMES, "seed", "reasoning_eos")
     max_tokens: Any = None
     stop_sequences: list[str] | None = None
     mcp_servers: Any = None

@@ -16,6 +16,7 @@ from orchestrator.text.families import SYNTAXES, THOUGHTS
 from orchestrator.text.families.harmony import (
     HARMONY_ANSWER,
     HARMONY_CLOSING,
+    HARMONY_THOUGHT,
     HARMONY_TOKENS,
     HarmonyCalls,
     HarmonyParser,
@@ -45,6 +46,8 @@ class AnswerFormat:
     bounds: Thought | None = None
     """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens, or the
     template has none."""
+    analysis: Thought | None = None
+    """In Harmony, one message of a thought. `bounds` go up to the answer."""
     call_writer: CallWriter | None = None
     """Makes grammars of calls; None if they can't be held to the schemas of their functions while decoding."""
     description: Callable[[Tools], str] | None = None
@@ -70,6 +73,11 @@ class AnswerFormat:
             return None
         starts = bounds.starts[:1] if prompt.endswith("\n") else bounds.starts
         return replace(bounds, starts=starts, opened=bounds.opened or self.opens_thought(prompt))
+
+    def open_thought(self, prompt: str) -> Thought | None:
+        """The thoughts in tokens that may be open in an answer to this rendered prompt."""
+        thought = self.analysis or self.thought_before(prompt)
+        return None if thought is None else replace(thought, again=True)
 
     def thought_text(self, opened: bool) -> ThoughtText | None:
         """The thought in the output's text; None if the model writes none. `opened`: as `opens_thought` has it."""
@@ -102,8 +110,10 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     if writes_harmony(template):
         head, closing = _tokens(HARMONY_ANSWER, codec), _tokens(HARMONY_CLOSING, codec)
         bounds = Thought((head,), head, opened=True, closing=closing)
+        start, end = (_tokens(mark, codec) for mark in HARMONY_THOUGHT)
+        inside = Thought((start,), end)
         shown = codec.hidden(HARMONY_TOKENS)
-        return AnswerFormat(harmony=True, shown=shown, bounds=bounds, call_writer=HarmonyCalls(codec))
+        return AnswerFormat(harmony=True, shown=shown, bounds=bounds, analysis=inside, call_writer=HarmonyCalls(codec))
     thought = next((markers for markers in THOUGHTS if _writes(markers, template, codec)), None) or _declared(template)
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
@@ -113,7 +123,7 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
         tools,
         shown=codec.hidden(marks),
         marked=frozenset(() if first is None else (first,)),
-        bounds=None if thought is None else _bounds(thought, template),
+        bounds=None if thought is None else _bounds(thought, tools, template),
         call_writer=None if tools is None else tools.writer(template),
         description=None if tools is None else tools.describer(template),
     )
@@ -130,7 +140,7 @@ def infer_tool_syntax(template: ChatTemplate) -> CallSyntax | None:
     return found if found is not None and found.readable else None
 
 
-def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:
+def _bounds(markers: ThoughtMarkers, tools: CallSyntax | None, template: ChatTemplate) -> Thought | None:
     """None for a model that has the markers' tokens and a template without thoughts: such a model does not think."""
     codec = template.codec
     mentioned = template.mentions(markers.start) or template.mentions(markers.end)
@@ -139,7 +149,9 @@ def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:
     # GLM models begin with a line break. In a template's source, the break is an escape.
     broken = ("\n",) if template.mentions("\\n" + markers.start) or template.mentions("\n" + markers.start) else ()
     starts = tuple(_tokens(space + markers.start, codec) for space in ("", *broken))
-    return Thought(starts, _tokens(markers.end, codec))
+    begun = () if tools is None else (*(tools.section or ())[:1], tools.start)
+    calls = tuple(token for mark in begun if (token := codec.id_of(mark)) is not None)
+    return Thought(starts, _tokens(markers.end, codec), calls=calls)
 
 
 def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -> bool:

@@ -12,7 +12,7 @@ from tests.support.fake_pipeline import FakePipeline
 
 Body = dict[str, Any]
 PENALTIES = ("frequency_penalty", "presence_penalty")
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_eos")
 
 
 @dataclass(frozen=True)

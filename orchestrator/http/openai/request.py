@@ -4,7 +4,7 @@ The form of OpenAI's API. Other APIs translate their requests to it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -56,6 +56,10 @@ MOST_MESSAGES = 10_000
 """Of a chat; a template may compare each with those before it."""
 IGNORED: tuple[object, ...] = (None, False, 0, [], {})
 """Values that ask for nothing."""
+
+
+ReasoningEos: TypeAlias = Literal["keep", "close"]
+"""What an end inside a thought ends: the answer, or the thought."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -126,6 +130,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
     enable_thinking: bool | None = None
+    reasoning_eos: ReasoningEos | None = None
     thinking_budget: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     functions: Any = None
