@@ -47,6 +47,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     shared_prefix: int = 0
     """The prompt's first tokens that other conversations begin with too (instructions, tools). Models with windows or
     recurrent states remember a way back to them. It changes no token."""
+    background: bool = False
+    """Nobody waits for the answer: the request yields to others. It changes no token."""
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
@@ -74,6 +76,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "marked": tuple(self.marked),
             "thought": None if self.thought is None else msgspec.to_builtins(self.thought),
             "shared_prefix": self.shared_prefix,
+            "background": self.background,
         }
         try:
             submit = msgspec.convert(body, Submit)

@@ -60,10 +60,6 @@ class Dialect:
         """The sentence in an error."""
         return answer["error"]["message"]
 
-    def progress(self, events: list[Any]) -> list[int]:
-        """Tokens of the prompt that were read, as a stream tells."""
-        return [event["prompt_progress"]["processed"] for event in events if "prompt_progress" in event]
-
     def logprobs(self, answer: Any) -> Any:
         raise NotImplementedError
 
@@ -329,6 +325,7 @@ class Messages(Dialect):
                 case "message_delta":
                     message |= event["delta"]
                     message["usage"] |= event["usage"]
+                    message["speculation"] = event["speculation"]
                     warnings = [*warnings, *event.get("warnings", [])]
         stopped = [event["index"] for event in events if event["type"] == "content_block_stop"]
         assert stopped == list(range(len(blocks)))

@@ -322,6 +322,7 @@ class Preparation:
             shown=tuple(sorted(prepared.shown)),
             marked=tuple(prepared.marked),
             thought=prepared.thought,
+            background=question.background,
             closed_thought=prepared.open_thought if prepared.closes else None,
             shared_prefix=common_prefix(tokens, self._rules(prepared.rules)) if prepared.rules else 0,
         )

@@ -80,6 +80,8 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
     user: Any = None
     notes: tuple[Note, ...] = ()
     """Set by the server, whatever a body says."""
+    background: bool = False
+    """Nobody waits for the answer; set as `notes`."""
 
     @property
     def choices(self) -> int:
@@ -206,7 +208,7 @@ def question(
 ) -> Q:
     """The question that these fields ask; a field that is None counts as absent. `notes`: what the API that they come
     from has changed. `called`: what that API calls some of them. Raises ApiError naming what is wrong with it."""
-    fields = {**usual(fields), "notes": None}
+    fields = {**usual(fields), "notes": None, "background": None}
     try:
         if isinstance(fields.get("tools"), list | tuple):
             fields["tools"], told = function_tools(fields["tools"])
