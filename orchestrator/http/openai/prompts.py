@@ -177,7 +177,7 @@ class ChatPrompts:
         wanted = switch if switch is not None else None if effort is None else effort != "none"
         if not self.form.thinks:
             unsaid = "The model writes no thinking that can be told from its text, so the request for it has no effect."
-            return [Note("field", unsaid)] if wanted else []
+            return [Note("field", unsaid)] if wanted or question.reasoning_eos == "close" else []
         if wanted is None or self._variables(question):
             return []
         return [

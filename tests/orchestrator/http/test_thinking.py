@@ -163,9 +163,11 @@ def test_a_request_or_the_server_has_the_thought_closed(models: dict[str, ChatTe
 
 def test_models_without_thoughts_write_markers_as_text():
     message = post(CHAT, HELLO, saying(["<think>a</think>b"])).json()["choices"][0]["message"]
+    (told,) = asked(CHAT, {**HELLO, "reasoning_eos": "close"}).warnings
 
     assert message["content"] == "<think>a</think>b"
     assert "reasoning_content" not in message
+    assert told.endswith("so the request for it has no effect.")
 
 
 # What is asked -----------------------------------------------------------------------------------
