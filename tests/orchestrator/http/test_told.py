@@ -100,10 +100,8 @@ def test_answers_with_warnings_are_counted_in_the_log_and_in_the_metrics(
             True,
         ),
         ({"messages": [{"role": "user", "content": "### Task:\nGenerate 1-3 broad tags for this chat."}]}, True),
-        ({"messages": [HI, {"role": "user", "content": "Generate a concise 3-7 word title for this."}]}, True),
         ({"messages": [HI, {"role": "user", "content": "Summarize our conversation in one sentence."}]}, True),
         ({"messages": [{"role": "user", "content": "What does the title mean?"}], "background": True}, False),
-        ({}, False),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
