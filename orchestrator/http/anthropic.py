@@ -17,7 +17,7 @@ from starlette.routing import Route
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError, refuse_given
 from orchestrator.http.gates import MESSAGES
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, sources, warned
 from orchestrator.http.openai.answer import finish_reason
 from orchestrator.http.openai.answer_content import AnswerContent, arguments_object, call_id, usage
 from orchestrator.http.openai.history import THOUGHTS, Note, parts
@@ -128,7 +128,7 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
-    SAME = (*CountTokensRequest.SAME, "stream", *SHARED_NAMES, "seed")
+    SAME = (*CountTokensRequest.SAME, "stream", *SHARED_NAMES, "seed", "reasoning_eos")
     max_tokens: Any = None
     stop_sequences: list[str] | None = None
     mcp_servers: Any = None
@@ -171,7 +171,7 @@ class MessageAnswer:
             for _ in self._events(event):
                 pass
         told = [*self._prompt.warnings, *self._prompt.if_cut(results)]
-        return self._message(_usage(usage(results, 1))) | warned(told)
+        return self._message(_usage(usage(results, 1))) | sources(results) | warned(told)
 
     def opening(self) -> Iterator[bytes]:
         # The number of cached tokens is known only at the end.
@@ -179,11 +179,8 @@ class MessageAnswer:
         message = self._message({"input_tokens": len(tokens), "output_tokens": 0}) | warned(self._prompt.warnings)
         yield _frame({"type": "message_start", "message": message})
 
-    def idle(self) -> bytes:
-        return _frame({"type": "ping"})
-
-    def reading(self, event: PromptProgress) -> bytes:
-        return self.idle()
+    def idle(self, event: PromptProgress | None = None) -> bytes:
+        return _frame({"type": "ping", **(event.field if event else {})})
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         return map(_frame, self._events(event))
@@ -193,7 +190,7 @@ class MessageAnswer:
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         delta = {"type": "message_delta", "delta": self._ended, "usage": _usage(usage(results, 1))}
-        yield _frame(delta | warned(self._prompt.if_cut(results)))
+        yield _frame(delta | sources(results) | warned(self._prompt.if_cut(results)))
         yield _frame({"type": "message_stop"})
 
     def _events(self, event: OutputEvent) -> Iterator[dict[str, Any]]:

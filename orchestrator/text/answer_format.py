@@ -17,6 +17,7 @@ from orchestrator.text.families import SYNTAXES, THOUGHTS
 from orchestrator.text.families.harmony import (
     HARMONY_ANSWER,
     HARMONY_CLOSING,
+    HARMONY_THOUGHT,
     HARMONY_TOKENS,
     HarmonyCalls,
     HarmonyParser,
@@ -50,8 +51,8 @@ class AnswerFormat:
     bounds: Thought | None = None
     """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens, or the
     template has none."""
-    call_starts: tuple[int, ...] = ()
-    """Tokens that begin a call."""
+    analysis: Thought | None = None
+    """In Harmony, one message of a thought. `bounds` go up to the answer."""
     call_writer: CallWriter | None = None
     """Makes grammars of calls; None if they can't be held to the schemas of their functions while decoding."""
     description: Callable[[Tools], str] | None = None
@@ -70,13 +71,20 @@ class AnswerFormat:
         """Whether an answer to this rendered prompt begins inside a thought."""
         return self.thought is not None and prompt.rstrip().endswith(self.thought.start)
 
-    def thought_before(self, prompt: str) -> Thought | None:
-        """The thought in tokens that an answer to this rendered prompt may or must begin with; None if it can't."""
+    def thought_before(self, prompt: str, *, calls: bool) -> Thought | None:
+        """The thought in tokens that an answer to this rendered prompt may or must begin with; None if it can't.
+        `calls`: they may end it."""
         bounds, closed = self.bounds, self.thought is not None and prompt.rstrip().endswith(self.thought.end)
         if bounds is None or closed:
             return None
         starts = bounds.starts[:1] if prompt.endswith("\n") else bounds.starts
-        return replace(bounds, starts=starts, opened=bounds.opened or self.opens_thought(prompt))
+        opened = bounds.opened or self.opens_thought(prompt)
+        return replace(bounds, starts=starts, opened=opened, calls=bounds.calls if calls else ())
+
+    def open_thought(self, prompt: str, *, calls: bool) -> Thought | None:
+        """The thoughts in tokens that may be open in an answer to this rendered prompt."""
+        thought = self.analysis or self.thought_before(prompt, calls=calls)
+        return None if thought is None else replace(thought, again=True)
 
     def thought_text(self, opened: bool) -> ThoughtText | None:
         """The thought in the output's text; None if the model writes none. `opened`: as `opens_thought` has it."""
@@ -108,8 +116,10 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     if writes_harmony(template):
         head, closing = _tokens(HARMONY_ANSWER, codec), _tokens(HARMONY_CLOSING, codec)
         bounds = Thought((head,), head, opened=True, closing=closing)
+        start, end = (_tokens(mark, codec) for mark in HARMONY_THOUGHT)
+        inside = Thought((start,), end)
         shown = codec.hidden(HARMONY_TOKENS)
-        return AnswerFormat(harmony=True, shown=shown, bounds=bounds, call_writer=HarmonyCalls(codec))
+        return AnswerFormat(harmony=True, shown=shown, bounds=bounds, analysis=inside, call_writer=HarmonyCalls(codec))
     thought = next((markers for markers in THOUGHTS if _writes(markers, template, codec)), None) or _declared(template)
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
@@ -119,8 +129,7 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
         tools,
         shown=codec.hidden(marks),
         marked=frozenset(() if first is None else (first,)),
-        bounds=None if thought is None else _bounds(thought, template),
-        call_starts=() if tools is None else _call_starts(tools, codec),
+        bounds=None if thought is None else _bounds(thought, tools, template),
         call_writer=None if tools is None else tools.writer(template),
         description=None if tools is None else tools.describer(template),
     )
@@ -136,7 +145,7 @@ def infer_tool_syntax(template: ChatTemplate) -> CallSyntax | None:
     return next(chain(named, shown, others), None)
 
 
-def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:
+def _bounds(markers: ThoughtMarkers, tools: CallSyntax | None, template: ChatTemplate) -> Thought | None:
     """None for a model that has the markers' tokens and a template without thoughts: such a model does not think."""
     codec = template.codec
     mentioned = template.mentions(markers.start) or template.mentions(markers.end)
@@ -145,12 +154,9 @@ def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:
     # GLM models begin with a line break. In a template's source, the break is an escape.
     broken = ("\n",) if template.mentions("\\n" + markers.start) or template.mentions("\n" + markers.start) else ()
     starts = tuple(_tokens(space + markers.start, codec) for space in ("", *broken))
-    return Thought(starts, _tokens(markers.end, codec))
-
-
-def _call_starts(syntax: CallSyntax, codec: TextCodec) -> tuple[int, ...]:
-    ids = (codec.id_of(mark) for mark in (*(syntax.section or ())[:1], syntax.start))
-    return tuple(id for id in ids if id is not None)
+    begun = () if tools is None else (*(tools.section or ())[:1], tools.start)
+    calls = tuple(token for mark in begun if (token := codec.id_of(mark)) is not None)
+    return Thought(starts, _tokens(markers.end, codec), calls=calls)
 
 
 def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -> bool:

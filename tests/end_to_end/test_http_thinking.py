@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.text.tokenizer import TextCodec
 from tests.end_to_end.test_http_serve import CHAT, Serving, started
 from tests.support.models.thinking_pair import write_thinking_pair
+from tests.support.paths import DEMO_TARGET
 
 BUDGET = 6
 ASKED = {
@@ -37,6 +39,18 @@ def message(serving: Serving, **more: Any) -> Any:
     (choice,) = serving.post(CHAT, **ASKED, **more)["choices"]
     assert serving.streamed(CHAT, **ASKED, **more) == (choice["message"]["content"] or "")
     return choice["message"]
+
+
+@pytest.mark.thorough
+def test_an_end_inside_a_thought_ends_the_answer_or_the_thought(serving: Serving):
+    (end,) = TextCodec(DEMO_TARGET).eos
+    asked = {**ASKED, "thinking_budget": None, "logit_bias": {str(end): 7}}
+    kept, closed = (serving.post(CHAT, **asked, reasoning_eos=eos) for eos in ("keep", "close"))
+
+    assert not kept["choices"][0]["message"]["content"]
+    assert "inside a thought" in kept["warnings"][0]
+    assert closed["choices"][0]["message"]["content"] == serving.streamed(CHAT, **asked, reasoning_eos="close") != ""
+    assert "warnings" not in closed
 
 
 @pytest.mark.thorough

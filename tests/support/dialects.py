@@ -12,7 +12,7 @@ from tests.support.fake_pipeline import FakePipeline
 
 Body = dict[str, Any]
 PENALTIES = ("frequency_penalty", "presence_penalty")
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_eos")
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,6 @@ class Dialect:
     def error(self, answer: Any) -> str:
         """The sentence in an error."""
         return answer["error"]["message"]
-
-    def progress(self, events: list[Any]) -> list[int]:
-        """Tokens of the prompt that were read, as a stream tells."""
-        return [event["prompt_progress"]["processed"] for event in events if "prompt_progress" in event]
 
     def logprobs(self, answer: Any) -> Any:
         raise NotImplementedError
@@ -343,6 +339,7 @@ class Messages(Dialect):
                 case "message_delta":
                     message |= event["delta"]
                     message["usage"] |= event["usage"]
+                    message["speculation"] = event["speculation"]
                     warnings = [*warnings, *event.get("warnings", [])]
         stopped = [event["index"] for event in events if event["type"] == "content_block_stop"]
         assert stopped == list(range(len(blocks)))

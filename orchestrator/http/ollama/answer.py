@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import OutputEvent, PromptProgress, WaitingStream, warned
+from orchestrator.http.generation import OutputEvent, PromptProgress, WaitingStream, sources, warned
 from orchestrator.http.model_table import Seconds
 from orchestrator.http.openai.answer_content import AnswerContent, arguments_object
 from orchestrator.text.answer.parts import Arguments, Call, Reasoning, Spoken, ThoughtJoiner
@@ -43,12 +43,8 @@ class OllamaAnswer:
         self._chat = chat
         self._loading = loading
 
-    def idle(self) -> bytes:
-        return line(empty_line(self._model, chat=self._chat))
-
-    def reading(self, event: PromptProgress) -> bytes:
-        progress = {"processed": event.tokens, "total": event.total}
-        return line(empty_line(self._model, chat=self._chat, prompt_progress=progress))
+    def idle(self, event: PromptProgress | None = None) -> bytes:
+        return line(empty_line(self._model, chat=self._chat, **(event.field if event else {})))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
@@ -121,6 +117,7 @@ class OllamaAnswer:
             "prompt_eval_duration": _nanoseconds(figures.prefill_seconds),
             "eval_count": figures.generated_tokens,
             "eval_duration": _nanoseconds(figures.generated_tokens / rate if rate else 0.0),
+            **sources([result]),
             **warned([*prompt.warnings, *prompt.if_cut([result])]),
         }
 

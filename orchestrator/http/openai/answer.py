@@ -19,6 +19,7 @@ from orchestrator.http.generation import (
     TextPiece,
     WaitingStream,
     frame,
+    sources,
     warned,
 )
 from orchestrator.http.openai.answer_content import LogprobTranscript, call_id, echoed_logprobs, no_logprobs, usage
@@ -81,7 +82,7 @@ class ChoiceAnswer:
         results = [_silenced(result) for result in results] if self.silent else results
         shown = results if self.returned is None else best(results, self._prompts, self.returned)
         choices = [choice.whole(result) for choice, result in zip(self._read, shown, strict=False)]
-        answer = {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self._usage(results)}
+        answer = {**self._head(_OBJECT[self.kind]), "choices": choices, **self._usage(results)}
         return answer | warned([*self.prompt.warnings, *self.prompt.if_cut(results)])
 
     def opening(self) -> Iterable[bytes]:
@@ -90,13 +91,10 @@ class ChoiceAnswer:
         contents = [{"role": "assistant", "content": ""}] * self.choices if self.kind == "chat" else texts
         return [frame(self.chunk(place, each) | ({} if place else told)) for place, each in enumerate(contents)]
 
-    def idle(self) -> bytes:
-        return COMMENT
-
-    def reading(self, event: PromptProgress) -> bytes:
-        """A chunk without text. `prompt_progress` has the names that llama.cpp's server gives it."""
-        chunk = self.chunk(event.index, {} if self.kind == "chat" else "")
-        return frame({**chunk, "prompt_progress": {"processed": event.tokens, "total": event.total}})
+    def idle(self, event: PromptProgress | None = None) -> bytes:
+        if event is None:
+            return COMMENT
+        return frame(self.chunk(event.index, {} if self.kind == "chat" else "") | event.field)
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         made = [*self._read[event.index].chunks(event)]
@@ -108,7 +106,7 @@ class ChoiceAnswer:
         return [frame(error.openai_body())]
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
-        last = {**self._head(self._chunk_object), "choices": [], "usage": self._usage(results)}
+        last = {**self._head(self._chunk_object), "choices": [], **self._usage(results)}
         return [frame(last), _DONE] if self.with_usage else [_DONE]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
@@ -125,9 +123,8 @@ class ChoiceAnswer:
         return [_Choice(self, index) for index in range(self.choices)]
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
-        return usage(
-            results, self._prompts, sum(self.reasoning_tokens(each.reasoning) for each in self._read if each.reasoning)
-        )
+        thoughts = sum(self.reasoning_tokens(each.reasoning) for each in self._read if each.reasoning)
+        return {"usage": usage(results, self._prompts, thoughts), **sources(results)}
 
     @property
     def _prompts(self) -> int:

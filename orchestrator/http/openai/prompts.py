@@ -20,7 +20,7 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported, wrong
 from orchestrator.http.openai.history import Note, template_messages
-from orchestrator.http.openai.request import ChatRequest, CompletionRequest, sampling
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest, ReasoningEos, sampling
 from orchestrator.http.work import in_thread
 from orchestrator.machine.grammar_check import require_enforceable
 from orchestrator.text.answer.parsers import MarkedParser
@@ -32,7 +32,8 @@ from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState, ThoughtText
-from protocol.messages.grammar import Grammar
+from protocol.messages.grammar import Grammar, Thought
+from protocol.sampling.thought import closing_token, free_position
 
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""
@@ -41,6 +42,7 @@ _LONG_RULES = 1 << 11
 """Characters of instructions and tools, below which it does not matter where they end."""
 _RULES_KNOWN = 4
 """Different ones whose tokens are kept."""
+_OPEN_THOUGHT = "The answer ended inside a thought. With reasoning_eos close, the thought ends and the answer follows."
 _CUT_JSON = "The JSON is incomplete, since the answer was cut off at its limit of tokens: give a larger one."
 
 
@@ -67,6 +69,10 @@ class PreparedRequest:
     """The beginning of the text that other conversations have too; empty if it is short or not known."""
     notes: Sequence[Note] = ()
     """What of the request was changed, has no effect, or is not read by the model."""
+    open_thought: Thought | None = None
+    """The thoughts in tokens that the answers may leave open."""
+    closes: bool = False
+    """An end in an open thought ends the thought instead."""
     tokens: Sequence[Sequence[int]] = ()
     """Of the prompts, once they are encoded."""
 
@@ -76,16 +82,25 @@ class PreparedRequest:
         return [*dict.fromkeys(note.text for note in self.notes)]
 
     def if_cut(self, results: Sequence[Result]) -> list[str]:
-        """What a client is told of results that were cut off; empty if nothing."""
+        """What a client is told of results that were cut off, or ended inside a thought; empty if nothing."""
         cut = any(result.finish_reason == "length" for result in results)
-        return [_CUT_JSON] if cut and self.grammar is not None and self.grammar.schema else []
+        told = [_CUT_JSON] if cut and self.grammar is not None and self.grammar.schema else []
+        return [*told, _OPEN_THOUGHT] if any(map(self._left_open, results)) else told
+
+    def _left_open(self, result: Result) -> bool:
+        ended = result.tokens and result.finish_reason == "stop" and result.stop is None
+        if self.open_thought is None or not ended:
+            return False
+        return closing_token(self.open_thought, free_position(self.open_thought, result.tokens[:-1])) is not None
 
 
 class ChatPrompts:
     """Renders the chats of one model."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, reasoning_eos: ReasoningEos = "keep") -> None:
+        """`reasoning_eos`: of requests that do not say."""
         self._template = template
+        self._reasoning_eos = reasoning_eos
         self.form: AnswerFormat = infer_answer_format(template)
         self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
         # Such a template joins texts.
@@ -124,7 +139,9 @@ class ChatPrompts:
             raise of_pipeline(error) from error
         text = rendering.text
         changed = [Note("template", sentence) for sentence in rendering.repaired]
-        grammar = self._behind_thought(grammar, text, question)
+        # Such a grammar begins behind the thought.
+        calls = bool(tools) and (grammar is None or grammar.optional)
+        grammar = self._behind_thought(grammar, self.form.thought_before(text, calls=calls), question)
         # Without a thought in it, only a grammar of optional calls leaves room for one.
         room = grammar is None or grammar.optional or grammar.thought is not None
         opened = room and self.form.opens_thought(text)
@@ -139,6 +156,8 @@ class ChatPrompts:
             self.form.thought_text(opened) if room else None,
             self._rules(text, messages, tools, question),
             [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
+            self.form.open_thought(text, calls=calls) if room else None,
+            (question.reasoning_eos or self._reasoning_eos) == "close",
         )
 
     def _rules(
@@ -159,21 +178,22 @@ class ChatPrompts:
         wanted = switch if switch is not None else None if effort is None else effort != "none"
         if not self.form.thinks:
             unsaid = "The model writes no thinking that can be told from its text, so the request for it has no effect."
-            return [Note("field", unsaid)] if wanted else []
+            return [Note("field", unsaid)] if wanted or question.reasoning_eos == "close" else []
         if wanted is None or self._variables(question):
             return []
         return [
             Note("field", "The chat template has no switch for thinking, so the model thinks as it does by itself.")
         ]
 
-    def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
-        """`grammar` with the thought that may come first, and the bound of that thought. `text`: the prompt."""
-        thought, budget = self.form.thought_before(text), question.thinking_budget
+    def _behind_thought(
+        self, grammar: Grammar | None, thought: Thought | None, question: ChatRequest
+    ) -> Grammar | None:
+        """`grammar` with the thought that may come first, and the bound of that thought."""
+        budget = question.thinking_budget
         # In Harmony, a call does not come behind the thought but ends it.
         if thought is None or (self.form.harmony and question.offered):
             return grammar
-        calls = self.form.call_starts if question.offered and (grammar is None or grammar.optional) else ()
-        thought = replace(thought, budget=budget, calls=calls)
+        thought = replace(thought, budget=budget)
         if grammar is not None:
             return replace(grammar, thought=thought)
         return None if budget is None else Grammar("", thought=replace(thought, again=not self.form.harmony))
@@ -258,9 +278,9 @@ class Preparation:
         self._template = template
         self._special: SpecialTokens = "begin" if template.own else "all"
         self._encoder = PromptEncoder(codec)
-        self._defaults = defaults
+        self._defaults = {name: value for name, value in defaults.items() if name != "reasoning_eos"}
         self._rules = lru_cache(maxsize=_RULES_KNOWN)(codec.encode_rendered if template.own else codec.encode)
-        self.prompts = ChatPrompts(template)
+        self.prompts = ChatPrompts(template, defaults.get("reasoning_eos", "keep"))
 
     async def ready(self, question: Asked, state: PipelineState) -> tuple[PreparedRequest, list[Choice]]:
         """All choices of a request."""
@@ -304,6 +324,8 @@ class Preparation:
             shown=tuple(sorted(prepared.shown)),
             marked=tuple(prepared.marked),
             thought=prepared.thought,
+            background=question.background,
+            closed_thought=prepared.open_thought if prepared.closes else None,
             shared_prefix=common_prefix(tokens, self._rules(prepared.rules)) if prepared.rules else 0,
         )
         if isinstance(question, ChatRequest):

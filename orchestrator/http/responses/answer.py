@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, sources, warned
 from orchestrator.http.openai.answer_content import AnswerContent, arguments_object, usage
 from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken
 
@@ -204,12 +204,10 @@ class ResponseAnswer:
         for kind in kinds:
             yield self._numbered({"type": kind, "response": self._object("in_progress")})
 
-    def idle(self) -> bytes:
+    def idle(self, event: PromptProgress | None = None) -> bytes:
         # Codex closes a stream that has only comments for five minutes.
-        return self._in_progress()
-
-    def reading(self, event: PromptProgress) -> bytes:
-        return self._in_progress(prompt_progress={"processed": event.tokens, "total": event.total})
+        head = {"type": "response.in_progress", "response": self._object("in_progress")}
+        return self._numbered({**head, **(event.field if event else {})})
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         return map(self._numbered, self._events(event))
@@ -223,9 +221,6 @@ class ResponseAnswer:
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         response = self._finished(*results)
         return [self._numbered({"type": f"response.{response['status']}", "response": response})]
-
-    def _in_progress(self, **more: Any) -> bytes:
-        return self._numbered({"type": "response.in_progress", "response": self._object("in_progress"), **more})
 
     def _numbered(self, content: dict[str, Any]) -> bytes:
         self._sent += 1
@@ -277,7 +272,7 @@ class ResponseAnswer:
         status = self._status(result)
         incomplete = None if status == "completed" else {"reason": "max_output_tokens"}
         response = self._object(status, incomplete_details=incomplete, usage=_usage(self._counted(result)))
-        response |= warned([*self._content.prompt.warnings, *self._if_cut(result)])
+        response |= sources([result]) | warned([*self._content.prompt.warnings, *self._if_cut(result)])
         self._store(response)
         return response
 

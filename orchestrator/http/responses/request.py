@@ -222,7 +222,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class Response(TranslatedRequest, kw_only=True):
-    SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
+    SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "reasoning_eos", "user")
 
     input: str | list[Any] = msgspec.field(default_factory=list)
     instructions: str | None = None

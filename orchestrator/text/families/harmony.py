@@ -30,6 +30,8 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 _Body = Literal["reasoning", "spoken", "call"]
 
+HARMONY_THOUGHT = f"{_CHANNEL}analysis{_MESSAGE}", _END
+"""What begins a thought, and what ends it."""
 HARMONY_ANSWER = f"{_CHANNEL}final{_MESSAGE}"
 """What comes before the answer's text."""
 HARMONY_CLOSING = f"{_END}{_START}assistant{HARMONY_ANSWER}"

@@ -316,14 +316,24 @@ def test_an_early_failure_has_a_status_and_a_late_one_is_an_event(dialect: Diale
         assert item["content"][0]["text"] == "Hel"
 
 
-@pytest.mark.parametrize("dialect", [CHATS, RESPONSES, OLLAMA], ids=("chat", "responses", "ollama"))
-def test_a_stream_tells_how_far_the_prompt_was_read(dialect: Dialect):
-    pipeline = FakePipeline(read=(3, 5))
+@each
+def test_a_stream_tells_its_place_in_the_queue_and_how_far_the_prompt_was_read(dialect: Dialect):
+    pipeline = FakePipeline(read=[(0, 2), (3, 0), (5, 0)])
 
     events = dialect.events(dialect.asked(pipeline, stream=True))
 
-    assert dialect.progress(events) == [3, 5]
+    told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    total = len(pipeline.asked[0][0])
+    assert told == [{"processed": 0, "total": total, "queued": 2}, *({"processed": n, "total": total} for n in (3, 5))]
     assert "prompt_progress" not in json.dumps(dialect.answer(pipeline))
+
+
+@each
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_where_its_tokens_come_from(dialect: Dialect, stream: bool):
+    found = {"draft_tokens": 2, "lookup_tokens": 1, "plain_tokens": 2}
+
+    assert dialect.answer(stream=stream)["speculation"] == {"rounds": 2, "tokens_per_round": 2.5, **found}
 
 
 @pytest.mark.parametrize("dialect", [CHATS, RESPONSES, OLLAMA], ids=("chat", "responses", "ollama"))
