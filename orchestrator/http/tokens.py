@@ -16,6 +16,7 @@ from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.request import ChatRequest, question
 from orchestrator.http.request_bodies import converted, decoded, read_body
 from orchestrator.http.work import in_thread
+from orchestrator.text.plain_text import without_breaks
 from protocol.messages.base import Token
 
 TOKENIZE, DETOKENIZE, APPLY_TEMPLATE = "/tokenize", "/detokenize", "/apply-template"
@@ -89,7 +90,7 @@ class TokenRoutes:
             raise wrong("messages", "There are no messages: give at least one.")
         self._server.model_name(chat.model)
         prepared = await self._server.prepared(request, chat)
-        return json_response({"prompt": prepared.prompts[0], **warned(prepared.warnings)})
+        return json_response({"prompt": without_breaks(str(prepared.prompts[0])), **warned(prepared.warnings)})
 
 
 def _listed(tokens: Sequence[int], shown: Callable[[int], Any]) -> msgspec.Raw:

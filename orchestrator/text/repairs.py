@@ -58,15 +58,21 @@ def repaired(conversation: Conversation, render: Callable[[Conversation], str]) 
     template refuses. If it refuses every form, `conversation` is returned as it is.
     """
     messages, tools = conversation
-    marked = Conversation([_marked(message, _mark(place)) for place, message in enumerate(messages)], tools)
+    marked = Conversation(
+        [{**each, "content": each["content"] and _mark(place)} for place, each in enumerate(messages)], tools
+    )
 
-    def left_out(repairs: Sequence[Repair]) -> tuple[str, ...] | None:
+    def text_of(conversation: Conversation) -> str | None:
         try:
-            return _left_out(messages, render(_applied(repairs, marked)))
+            return render(conversation)
         except Refusal:
             return None
 
-    settled = [repair for repair in REPAIRS if repair.apply(conversation) != conversation and _settled(repair, render)]
+    def left_out(repairs: Sequence[Repair]) -> tuple[str, ...] | None:
+        text = text_of(_applied(repairs, marked))
+        return None if text is None else _left_out(messages, text)
+
+    settled = [repair for repair in REPAIRS if repair.apply(conversation) != conversation and _settled(repair, text_of)]
     best: tuple[Sequence[Repair], tuple[str, ...] | None] = (settled, left_out(settled))
     tried, form = settled, _applied(settled, marked)
     for repair in REPAIRS:
@@ -91,18 +97,10 @@ def repaired(conversation: Conversation, render: Callable[[Conversation], str]) 
     )
 
 
-def _settled(repair: Repair, render: Callable[[Conversation], str]) -> bool:
+def _settled(repair: Repair, text_of: Callable[[Conversation], str | None]) -> bool:
     """Whether the template refuses the repair's case and takes it repaired."""
     case = Conversation(repair.case)
-    return bool(repair.case) and _refused(case, render) and not _refused(repair.apply(case), render)
-
-
-def _refused(conversation: Conversation, render: Callable[[Conversation], str]) -> bool:
-    try:
-        render(conversation)
-    except Refusal:
-        return True
-    return False
+    return bool(repair.case) and text_of(case) is None and text_of(repair.apply(case)) is not None
 
 
 def _applied(repairs: Iterable[Repair], conversation: Conversation) -> Conversation:
@@ -128,10 +126,6 @@ _MARK = re.compile(r"content-\d+-of-messages")
 
 def _mark(place: int) -> str:
     return f"content-{place}-of-messages"
-
-
-def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    return {**message, "content": mark} if message["content"] else message
 
 
 # The changes --------------------------------------------------------------------------------------

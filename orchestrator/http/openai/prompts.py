@@ -28,6 +28,7 @@ from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_an
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families.harmony import HARMONY_EFFORTS
 from orchestrator.text.families.qwen import JSON_CALLS
+from orchestrator.text.plain_text import BREAK
 from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
@@ -43,6 +44,10 @@ _LONG_RULES = 1 << 11
 _RULES_KNOWN = 4
 """Different ones whose tokens are kept."""
 _OPEN_THOUGHT = "The answer ended inside a thought. With reasoning_eos close, the thought ends and the answer follows."
+_IMITATED = (
+    "Messages hold texts that look like the model's control tokens. They are read as text, but where turns were joined "
+    "or became text, only text separates them, which messages can imitate."
+)
 _CUT_JSON = "The JSON is incomplete, since the answer was cut off at its limit of tokens: give a larger one."
 
 
@@ -55,6 +60,7 @@ class PreparedRequest:
     """What is generated for a request, and how to read the answers."""
 
     prompts: Sequence[Prompt]
+    """That of a chat has the breaks of `plain_text`."""
     new_parser: Callable[[], AnswerParser] = MarkedParser
     """Makes the parser of one choice."""
     shown: frozenset[int] = frozenset()
@@ -121,16 +127,19 @@ class ChatPrompts:
                 "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
                 "response_format.",
             )
-        messages = template_messages(
-            self.form.with_described_tools(question.messages, tools),
+        read = template_messages(
+            question.messages,
             both=not self.form.harmony,
             joined=self._joins_results,
             written=self._writes_arguments,
         )
+        # Behind the reading of arguments, whose JSON may have any character escaped.
+        shown_tools = self._template.plain(tools)
+        messages = self.form.with_described_tools(self._template.plain_messages(read), shown_tools)
         try:
             rendering = self._template.render(
                 messages,
-                tools or None,
+                shown_tools or None,
                 answering=question.add_generation_prompt is not False,
                 continued=question.continues,
                 **self._variables(question),
@@ -139,6 +148,8 @@ class ChatPrompts:
             raise of_pipeline(error) from error
         text = rendering.text
         changed = [Note("template", sentence) for sentence in rendering.repaired]
+        if changed and BREAK in text:
+            changed.append(Note("template", _IMITATED))
         # Such a grammar begins behind the thought.
         calls = bool(tools) and (grammar is None or grammar.optional)
         grammar = self._behind_thought(grammar, self.form.thought_before(text, calls=calls), question)
@@ -154,7 +165,7 @@ class ChatPrompts:
             marked,
             grammar,
             self.form.thought_text(opened) if room else None,
-            self._rules(text, messages, tools, question),
+            self._rules(text, messages, shown_tools, question),
             [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
             self.form.open_thought(text, calls=calls) if room else None,
             (question.reasoning_eos or self._reasoning_eos) == "close",
@@ -207,7 +218,7 @@ class ChatPrompts:
         variables: dict[str, Any] = {} if switch is None else {name: switch for name in _SWITCHES if name in known}
         if effort is not None and "reasoning_effort" in known:
             variables["reasoning_effort"] = HARMONY_EFFORTS.get(effort, effort) if self.form.harmony else effort
-        return {**variables, **(question.chat_template_kwargs or {})}
+        return self._template.plain({**variables, **(question.chat_template_kwargs or {})})
 
 
 def _unread(left_out: Sequence[str]) -> list[Note]:
@@ -223,8 +234,7 @@ def _unread(left_out: Sequence[str]) -> list[Note]:
 
 
 SpecialTokens: TypeAlias = Literal["all", "begin", "none"]
-"""Those that are added to a text: all that the tokenizer adds; BOS alone, to a conversation that the model's template
-rendered; none."""
+"""Those that are added to a text: all that the tokenizer adds; BOS alone, to a conversation; none."""
 _SHORT_CHARACTERS = 1 << 16
 """Of all texts of a request; longer ones take turns."""
 
@@ -276,16 +286,15 @@ class Preparation:
     def __init__(self, codec: TextCodec, template: ChatTemplate, defaults: Mapping[str, Any]) -> None:
         """`defaults`: as of ServerSettings."""
         self._template = template
-        self._special: SpecialTokens = "begin" if template.own else "all"
         self._encoder = PromptEncoder(codec)
         self._defaults = {name: value for name, value in defaults.items() if name != "reasoning_eos"}
-        self._rules = lru_cache(maxsize=_RULES_KNOWN)(codec.encode_rendered if template.own else codec.encode)
+        self._rules = lru_cache(maxsize=_RULES_KNOWN)(codec.encode_rendered)
         self.prompts = ChatPrompts(template, defaults.get("reasoning_eos", "keep"))
 
     async def ready(self, question: Asked, state: PipelineState) -> tuple[PreparedRequest, list[Choice]]:
         """All choices of a request."""
         prepared = await self.prepared(question)
-        special = self._special if isinstance(question, ChatRequest) else "all"
+        special = "begin" if isinstance(question, ChatRequest) else "all"
         tokens = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
         prepared = dataclasses.replace(prepared, tokens=tokens)
         return prepared, await asyncio.to_thread(self._all_choices, question, prepared, state)
@@ -301,7 +310,7 @@ class Preparation:
         if isinstance(asked, str):
             prompts, added = [asked], "all" if special else "none"
         else:
-            prompts, added = (await self.prepared(asked)).prompts, self._special
+            prompts, added = (await self.prepared(asked)).prompts, "begin"
         (tokens,) = await self._encoder.encode(prompts, special=added, context=context)
         return tokens
 
