@@ -27,8 +27,10 @@ from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.families.generic import NOTE
 from orchestrator.text.families.harmony import HARMONY_EFFORTS
 from orchestrator.text.families.qwen import JSON_CALLS
+from orchestrator.text.repairs import calls_as_text
 from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
@@ -95,11 +97,6 @@ class ChatPrompts:
     def render(self, question: ChatRequest) -> PreparedRequest:
         """Raises ApiError for what the model's chat template can't render."""
         tools = question.offered
-        if tools and not self.form.knows_tools:
-            raise unsupported(
-                "tools",
-                "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
-            )
         grammar = question.grammar(self.form.call_writer or JSON_CALLS)
         if grammar is not None and grammar.calls is not None and self.form.call_writer is None:
             raise unsupported(
@@ -113,10 +110,13 @@ class ChatPrompts:
             joined=self._joins_results,
             written=self._writes_arguments,
         )
+        generic, passed = self.form.generic, tools or None
+        if generic:
+            messages, passed = calls_as_text(messages), None
         try:
             rendering = self._template.render(
                 messages,
-                tools or None,
+                passed,
                 answering=question.add_generation_prompt is not False,
                 continued=question.continues,
                 **self._variables(question),
@@ -124,7 +124,7 @@ class ChatPrompts:
         except PipelineError as error:
             raise of_pipeline(error) from error
         text = rendering.text
-        changed = [Note("template", sentence) for sentence in rendering.repaired]
+        sentences = [*rendering.repaired, *([NOTE] if generic and tools else ())]
         grammar = self._behind_thought(grammar, text, question)
         # Without a thought in it, only a grammar of optional calls leaves room for one.
         room = grammar is None or grammar.optional or grammar.thought is not None
@@ -138,20 +138,25 @@ class ChatPrompts:
             marked,
             grammar,
             self.form.thought_text(opened) if room else None,
-            self._rules(text, messages, tools, question),
-            [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
+            self._rules(text, messages, passed, question),
+            [
+                *question.notes,
+                *self._of_thinking(question),
+                *(Note("template", each) for each in sentences),
+                *_unread(rendering.left_out),
+            ],
         )
 
     def _rules(
         self,
         text: str,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
         question: ChatRequest,
     ) -> str:
         if len(text) < _LONG_RULES:
             return ""
-        rules = self._template.beginning(messages, tools or None, **self._variables(question))
+        rules = self._template.beginning(messages, tools, **self._variables(question))
         return rules if len(rules) >= _LONG_RULES and text.startswith(rules) else ""
 
     def _of_thinking(self, question: ChatRequest) -> list[Note]:
@@ -264,10 +269,7 @@ class Preparation:
 
     async def ready(self, question: Asked, state: PipelineState) -> tuple[PreparedRequest, list[Choice]]:
         """All choices of a request."""
-        prepared = await self.prepared(question)
-        special = self._special if isinstance(question, ChatRequest) else "all"
-        tokens = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
-        prepared = dataclasses.replace(prepared, tokens=tokens)
+        prepared = await self.encoded(question, state.context)
         return prepared, await asyncio.to_thread(self._all_choices, question, prepared, state)
 
     async def prepared(self, question: Asked) -> PreparedRequest:
@@ -276,14 +278,13 @@ class Preparation:
             return await asyncio.to_thread(self.prompts.render, question)
         return PreparedRequest(question.prompts, grammar=question.grammar, notes=question.notes)
 
-    async def tokens(self, asked: ChatRequest | str, context: int, *, special: bool = True) -> Sequence[int]:
-        """Of a chat's prompt or a text, also more than `context`. `special`: of a text, as in `TextCodec.encode`."""
-        if isinstance(asked, str):
-            prompts, added = [asked], "all" if special else "none"
-        else:
-            prompts, added = (await self.prepared(asked)).prompts, self._special
-        (tokens,) = await self._encoder.encode(prompts, special=added, context=context)
-        return tokens
+    async def encoded(self, asked: Asked | str, context: int, *, special: bool = True) -> PreparedRequest:
+        """With the tokens of its prompts, or of a text; also more than `context`. `special`: of a text, as in
+        `TextCodec.encode`."""
+        prepared = PreparedRequest([asked]) if isinstance(asked, str) else await self.prepared(asked)
+        added = self._special if isinstance(asked, ChatRequest) else "all" if special else "none"
+        tokens = await self._encoder.encode(prepared.prompts, special=added, context=context)
+        return dataclasses.replace(prepared, tokens=tokens)
 
     def _all_choices(self, question: Asked, prepared: PreparedRequest, state: PipelineState) -> list[Choice]:
         _require_enforceable(question, prepared.grammar)
