@@ -91,7 +91,7 @@ def test_it_reads_its_calls_as_it_wrote_them(untaught: ChatTemplate):
     rules = {"role": "system", "content": "Be brief."}
     first = asked(CHAT, {"messages": [rules, *HELLO["messages"]], "tools": TOOLS}, untaught).prompt
     calls = [{"id": id, "function": {"name": "add", "arguments": {"a": a, "b": [2]}}} for id, a in (("x", 1), ("y", 3))]
-    turn = {"role": "assistant", "content": "Let me see.", "tool_calls": calls}
+    turn = {"role": "assistant", "content": "Let me see.\n", "tool_calls": calls}
     results = [{"role": "tool", "tool_call_id": id, "content": f"Result {id}"} for id in "xy"]
 
     messages = [rules, *HELLO["messages"], turn, *results]
