@@ -8,8 +8,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from orchestrator.text.answer.bound_calls import Style
 from orchestrator.text.answer.call_syntax import Tools
 from orchestrator.text.families.qwen import JSON_SYNTAX
@@ -22,9 +20,10 @@ NOTE = (
 
 def _calls(content: str) -> tuple[list[Any], str]:
     """One call or a list of them. Some models are trained on `parameters`."""
-    found = msgspec.json.decode(content.strip())
+    assert JSON_SYNTAX.reader is not None
+    (found,), rest = JSON_SYNTAX.reader(content)
     calls = found if isinstance(found, list) else [found]
-    return [{"arguments": call.get("parameters", {}), **call} for call in calls], ""
+    return [{"arguments": call.get("parameters", {}), **call} for call in calls], rest
 
 
 def _described(style: Style, tools: Tools) -> str:
