@@ -299,17 +299,16 @@ def calls_as_text(messages: Messages) -> list[dict[str, Any]]:
     """Calls at the end of the assistant's text, in the form of `families/generic.py`, and results as a user's turn, one
     for those in succession."""
     spoken: list[dict[str, Any]] = []
-    behind = False
-    """The message before was a result."""
+    result = False
     for message in messages:
+        before, result = result, message["role"] == "tool"
         if calls := _calls(message):
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
             message = {**rest, "content": "\n".join(filter(None, (message["content"], *map(_written_call, calls))))}
-        result = message["role"] == "tool"
-        if result:
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            message = {"role": "user", "content": f"{spoken.pop()['content']}\n{text}" if behind else text}
-        behind = result
+        elif result:
+            # Small models repeat the tags that others know around results.
+            text = f"Result of {message.get('name') or 'a call'}:\n{message['content']}"
+            message = {"role": "user", "content": f"{spoken.pop()['content']}\n\n{text}" if before else text}
         spoken.append(message)
     return spoken
 

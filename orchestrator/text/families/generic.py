@@ -32,8 +32,7 @@ def _described(style: Style, tools: Tools) -> str:
         f"# Tools\nYou can call these functions:\n{functions}\n\n"
         f'To call one, write exactly this form:\n{style.start}{{"name": NAME, "arguments": OBJECT}}{style.after}\n'
         "NAME is the name of a function. OBJECT is a JSON object that fits its parameters. Further calls follow the "
-        "first one. Results come in the next message, between <tool_response> and </tool_response>. If no function "
-        "helps, answer without a call."
+        "first one. The next message has their results. If no function helps, answer without a call."
     )
 
 

@@ -56,7 +56,7 @@ def system(text: str = "Be brief.", role: str = "system") -> dict[str, Any]:
 NINE = "abc123XYZ"
 ADD = '[add({"a": 1})'
 WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-RESULT = "<tool_response>\n4\n</tool_response>"
+RESULT = "Result of add:\n4"
 MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
     # The template, the messages, what the model reads, a word of each warning.
     ("chatml", [system(), user(), system("Now."), said()], "<system>Be brief.<user>Hi<system>Now.<assistant>Yes?", []),
@@ -98,7 +98,7 @@ MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
      f"<user>Hi<assistant>I add.\n{WRITTEN}<user>{RESULT}\n\nSo?", ["became text"]),
     # It knows no tools.
     ("gemma", [user(), said("I add.", call(), call("2")), result(), result("2"), said(), user("So?")],
-     f"<user>Hi<assistant>I add.\n{WRITTEN}\n{WRITTEN}<user>{RESULT}\n{RESULT}<assistant>Yes?<user>So?", []),
+     f"<user>Hi<assistant>I add.\n{WRITTEN}\n{WRITTEN}<user>{RESULT}\n\n{RESULT}<assistant>Yes?<user>So?", []),
     ("gemma", [system(), said(), user(), user()], "<user>Be brief.<assistant>Yes?<user>Hi\n\nHi",
      ["no system message", "alternation"]),
 ]  # fmt: skip
