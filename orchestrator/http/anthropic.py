@@ -305,7 +305,7 @@ class MessagesRoutes:
         _, chat = await read_body(request, lambda content: _translated(content, CountTokensRequest))
         self._server.model_name(chat.model)
         prepared = await self._server.encoded(request, chat)
-        return JSONResponse({"input_tokens": len(*prepared.tokens)} | warned(prepared.warnings))
+        return JSONResponse({"input_tokens": len(prepared.tokens[0])} | warned(prepared.warnings))
 
 
 def _translated(content: bytes, kind: type[Q]) -> tuple[Q, ChatRequest]:

@@ -103,7 +103,7 @@ class ResponsesRoutes:
         _, _, chat, _, _ = await read_body(request, self._read, aside=True)
         self._server.model_name(chat.model)
         prepared = await self._server.encoded(request, chat)
-        counted = {"object": "response.input_tokens", "input_tokens": len(*prepared.tokens)}
+        counted = {"object": "response.input_tokens", "input_tokens": len(prepared.tokens[0])}
         return JSONResponse(counted | warned(prepared.warnings))
 
     def _read(self, content: bytes, *, compact: bool = False) -> _Asked:

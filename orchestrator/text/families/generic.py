@@ -1,7 +1,7 @@
 """Tools for a template that knows none, or writes calls in an unknown syntax: the server describes them, and calls and
 results are text of the turns. Pure.
 
-Calls look like Hermes' and Qwen's, which most small models have seen.
+Calls look as Hermes and Qwen write them, whose form other models were trained on too.
 """
 
 import json
