@@ -308,7 +308,8 @@ class MessagesRoutes:
     async def count(self, request: Request) -> Response:
         _, chat = await read_body(request, lambda content: _translated(content, CountTokensRequest))
         self._server.model_name(chat.model)
-        return JSONResponse({"input_tokens": len(await self._server.tokens(request, chat))})
+        prepared = await self._server.encoded(request, chat)
+        return JSONResponse({"input_tokens": len(prepared.tokens[0])} | warned(prepared.warnings))
 
 
 def _translated(content: bytes, kind: type[Q]) -> tuple[Q, ChatRequest]:

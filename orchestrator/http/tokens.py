@@ -61,7 +61,8 @@ class TokenRoutes:
             text, special = asked.prompt, asked.add_special_tokens
         else:
             text, special = asked.content or "", asked.add_special
-        tokens = await self._server.tokens(request, text if chat is None else chat, special=special)
+        prepared = await self._server.encoded(request, text if chat is None else chat, special=special)
+        (tokens,) = prepared.tokens
         state = (await self._server.health.check()).serving
         told = {"count": len(tokens), "max_model_len": state and state.context}
         return await in_thread(self._tokenized, tokens, asked, told)

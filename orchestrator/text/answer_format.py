@@ -14,6 +14,7 @@ from orchestrator.text.answer.call_syntax import CallSyntax, Tools
 from orchestrator.text.answer.parsers import MarkedParser, ThoughtMarkers, ThoughtParser
 from orchestrator.text.chat_template import ChatMessage, ChatTemplate
 from orchestrator.text.families import SYNTAXES, THOUGHTS
+from orchestrator.text.families.generic import GENERIC
 from orchestrator.text.families.harmony import (
     HARMONY_ANSWER,
     HARMONY_CLOSING,
@@ -59,8 +60,9 @@ class AnswerFormat:
     """Describes tools to a model whose template does not."""
 
     @property
-    def knows_tools(self) -> bool:
-        return self.harmony or self.tools is not None
+    def generic(self) -> bool:
+        """Whether the template reads neither tools nor calls, or in a syntax that is not known here."""
+        return self.tools is GENERIC
 
     @property
     def thinks(self) -> bool:
@@ -93,12 +95,12 @@ class AnswerFormat:
         return None if self.thought is None else ThoughtText(self.thought.start, self.thought.end, opened)
 
     def with_described_tools(self, messages: Sequence[ChatMessage], tools: Tools) -> Sequence[ChatMessage]:
-        """`messages` with the tools behind the system messages that come first, unless the template renders tools."""
+        """`messages` with the tools at the end of the first system message, unless the template renders tools."""
         if self.description is None or not tools:
             return messages
-        begin = next((place for place, each in enumerate(messages) if each.get("role") != "system"), len(messages))
-        described = {"role": "system", "content": self.description(tools)}
-        return [*messages[:begin], described, *messages[begin:]]
+        before = messages[:1] if messages[0].get("role") == "system" else []
+        texts = [*(each["content"] for each in before), self.description(tools)]
+        return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *messages[len(before) :]]
 
     def parser(self, opened: bool, tools: Tools, most_calls: int | None, *, marks: bool = True) -> AnswerParser:
         """`opened`: as `opens_thought` has it; `tools`: those that the request offers; `marks`: the output has them
@@ -122,7 +124,7 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
         return AnswerFormat(harmony=True, shown=shown, bounds=bounds, analysis=inside, call_writer=HarmonyCalls(codec))
     thought = next((markers for markers in THOUGHTS if _writes(markers, template, codec)), None) or _declared(template)
     tools = infer_tool_syntax(template)
-    marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
+    marks = [*(thought.tokens if thought else ()), *tools.tokens]
     first = codec.id_of(thought.tokens[0]) if thought and _in_vocabulary(thought, codec) else None
     return AnswerFormat(
         thought,
@@ -130,22 +132,22 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
         shown=codec.hidden(marks),
         marked=frozenset(() if first is None else (first,)),
         bounds=None if thought is None else _bounds(thought, tools, template),
-        call_writer=None if tools is None else tools.writer(template),
-        description=None if tools is None else tools.describer(template),
+        call_writer=tools.writer(template),
+        description=tools.describer(template),
     )
 
 
-def infer_tool_syntax(template: ChatTemplate) -> CallSyntax | None:
-    """The syntax that the model's template teaches; None if it knows no tools, or no syntax that is known here."""
+def infer_tool_syntax(template: ChatTemplate) -> CallSyntax:
+    """The syntax that the model's template teaches; GENERIC if it knows no tools, or no syntax that is known here."""
     shown = [syntax for syntax in SYNTAXES if syntax.shown_by(template)]
     if not template.knows_tools and not any(syntax.description for syntax in shown):
-        return None
+        return GENERIC
     named = [syntax for syntax in SYNTAXES if template.tool_parser in (syntax.settings_names or (syntax.name,))]
     others = (syntax for syntax in SYNTAXES if syntax.fallback_sign is not None and syntax.fallback_sign(template))
-    return next(chain(named, shown, others), None)
+    return next(chain(named, shown, others), GENERIC)
 
 
-def _bounds(markers: ThoughtMarkers, tools: CallSyntax | None, template: ChatTemplate) -> Thought | None:
+def _bounds(markers: ThoughtMarkers, tools: CallSyntax, template: ChatTemplate) -> Thought | None:
     """None for a model that has the markers' tokens and a template without thoughts: such a model does not think."""
     codec = template.codec
     mentioned = template.mentions(markers.start) or template.mentions(markers.end)
@@ -154,7 +156,7 @@ def _bounds(markers: ThoughtMarkers, tools: CallSyntax | None, template: ChatTem
     # GLM models begin with a line break. In a template's source, the break is an escape.
     broken = ("\n",) if template.mentions("\\n" + markers.start) or template.mentions("\n" + markers.start) else ()
     starts = tuple(_tokens(space + markers.start, codec) for space in ("", *broken))
-    begun = () if tools is None else (*(tools.section or ())[:1], tools.start)
+    begun = (*(tools.section or ())[:1], tools.start)
     calls = tuple(token for mark in begun if (token := codec.id_of(mark)) is not None)
     return Thought(starts, _tokens(markers.end, codec), calls=calls)
 

@@ -130,8 +130,6 @@ class ChatTemplate:
         name = self._name(tools=bool(tools))
         source, names = self._sources.get(name), self._variables.get(name)
         if source is None:
-            if tools:
-                raise InputError("This model has no chat template, so it knows no tools: leave them out.")
             begun = f" {flat[-1]['content']}" if continued else ""
             return Answer(plain(flat[:-1] if continued else flat, answering or continued) + begun)
         if isinstance(names, InputError):

@@ -289,25 +289,29 @@ def _turns_joined(messages: Messages) -> Messages:
     return found
 
 
-def _calls_as_text(messages: Messages) -> Messages:
+def calls_as_text(messages: Messages) -> list[dict[str, Any]]:
+    """Calls at the end of the assistant's text, in the form of `families/generic.py`, and results as a user's turn, one
+    for those in succession."""
     spoken: list[dict[str, Any]] = []
+    result = False
     for message in messages:
+        before, result = result, message["role"] == "tool"
         if calls := _calls(message):
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
-            message = {**rest, "content": _paragraphs(message["content"], *map(_written_call, calls))}
-        elif message["role"] == "tool":
-            name = message.get("name")
-            heading = f"[Result of {name}]" if isinstance(name, str) else "[Result]"
-            message = {"role": "user", "content": f"{heading}\n{message['content']}"}
+            message = {**rest, "content": "\n".join(filter(None, (message["content"], *map(_written_call, calls))))}
+        elif result:
+            # Small models repeat the tags that others know around results.
+            text = f"Result of {message.get('name') or 'a call'}:\n{message['content']}"
+            message = {"role": "user", "content": f"{spoken.pop()['content']}\n\n{text}" if before else text}
         spoken.append(message)
-    return _turns_joined(spoken)
+    return spoken
 
 
 def _written_call(call: Mapping[str, Any]) -> str:
     function = call.get("function")
-    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else ("", "")
+    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else ("", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-    return f"[Call of {name}: {text}]"
+    return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}}}\n</tool_call>'
 
 
 def _leading(messages: Messages) -> tuple[Messages, Messages]:
@@ -388,7 +392,7 @@ REPAIRS = (
         "The chat template takes no user's turn behind the result of a call: its text became part of the result.",
     ),
     Repair(
-        _of_messages(_calls_as_text),
+        _of_messages(lambda messages: _turns_joined(calls_as_text(messages))),
         "The chat template takes no calls and results in this conversation: they became text.",
     ),
 )

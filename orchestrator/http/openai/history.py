@@ -159,7 +159,8 @@ def _with_whole_calls(messages: Sequence[Message]) -> tuple[list[Message], list[
         rest = {name: value for name, value in message.items() if name != "tool_calls"}
         listed = message.get("tool_calls")
         calls = [whole for call in parts(listed) if (whole := _whole_call(call, broken))]
-        found.append({**rest, "tool_calls": calls} if calls else rest)
+        # The stream of a chat has the white space before a call, which the template writes too.
+        found.append({**rest, "content": rest["content"].rstrip(), "tool_calls": calls} if calls else rest)
     note = "Arguments of earlier calls that are no JSON object are read as text, and calls without a name are left out."
     return found, [Note("call", note)] if broken else []
 

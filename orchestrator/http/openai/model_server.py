@@ -61,13 +61,13 @@ class ModelServer:
         for fault in template.faults:
             log.warning("%s can't chat, only complete texts. %s", settings.names[0], fault)
 
-    async def tokens(self, request: Request, asked: ChatRequest | str, *, special: bool = True) -> Sequence[int]:
+    async def encoded(self, request: Request, asked: ChatRequest | str, *, special: bool = True) -> PreparedRequest:
         """As of `Preparation`. Raises ApiError for far more text than the context has."""
         with self._figures.limit.take(1):
             serving = (await self.health.check()).serving
             # The largest of all contexts while no pipeline serves.
             context = MAX_CONTEXT if serving is None else serving.context
-            return await self._work.unless_ended(request, self._preparation.tokens(asked, context, special=special))
+            return await self._work.unless_ended(request, self._preparation.encoded(asked, context, special=special))
 
     async def prepared(self, request: Request, question: ChatRequest) -> PreparedRequest:
         """Raises ApiError for what the model's chat template can't render."""

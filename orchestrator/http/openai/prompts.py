@@ -26,9 +26,11 @@ from orchestrator.machine.grammar_check import require_enforceable
 from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.families.generic import NOTE
 from orchestrator.text.families.harmony import HARMONY_EFFORTS
 from orchestrator.text.families.qwen import JSON_CALLS
 from orchestrator.text.plain_text import BREAK
+from orchestrator.text.repairs import calls_as_text
 from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
@@ -115,11 +117,6 @@ class ChatPrompts:
     def render(self, question: ChatRequest) -> PreparedRequest:
         """Raises ApiError for what the model's chat template can't render."""
         tools = question.offered
-        if tools and not self.form.knows_tools:
-            raise unsupported(
-                "tools",
-                "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
-            )
         grammar = question.grammar(self.form.call_writer or JSON_CALLS)
         if grammar is not None and grammar.calls is not None and self.form.call_writer is None:
             raise unsupported(
@@ -135,11 +132,13 @@ class ChatPrompts:
         )
         # Behind the reading of arguments, whose JSON may have any character escaped.
         shown_tools = self._template.plain(tools)
-        messages = self.form.with_described_tools(self._template.plain_messages(read), shown_tools)
+        messages, generic = self._template.plain_messages(read), self.form.generic
+        messages = self.form.with_described_tools(calls_as_text(messages) if generic else messages, shown_tools)
+        passed = None if generic else shown_tools or None
         try:
             rendering = self._template.render(
                 messages,
-                shown_tools or None,
+                passed,
                 answering=question.add_generation_prompt is not False,
                 continued=question.continues,
                 **self._variables(question),
@@ -147,9 +146,9 @@ class ChatPrompts:
         except PipelineError as error:
             raise of_pipeline(error) from error
         text = rendering.text
-        changed = [Note("template", sentence) for sentence in rendering.repaired]
-        if changed and BREAK in text:
-            changed.append(Note("template", _IMITATED))
+        sentences = [*rendering.repaired, *([NOTE] if generic and tools else ())]
+        if rendering.repaired and BREAK in text:
+            sentences.append(_IMITATED)
         # Such a grammar begins behind the thought.
         calls = bool(tools) and (grammar is None or grammar.optional)
         grammar = self._behind_thought(grammar, self.form.thought_before(text, calls=calls), question)
@@ -165,8 +164,13 @@ class ChatPrompts:
             marked,
             grammar,
             self.form.thought_text(opened) if room else None,
-            self._rules(text, messages, shown_tools, question),
-            [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
+            self._rules(text, messages, passed, question),
+            [
+                *question.notes,
+                *self._of_thinking(question),
+                *(Note("template", each) for each in sentences),
+                *_unread(rendering.left_out),
+            ],
             self.form.open_thought(text, calls=calls) if room else None,
             (question.reasoning_eos or self._reasoning_eos) == "close",
         )
@@ -175,12 +179,12 @@ class ChatPrompts:
         self,
         text: str,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
         question: ChatRequest,
     ) -> str:
         if len(text) < _LONG_RULES:
             return ""
-        rules = self._template.beginning(messages, tools or None, **self._variables(question))
+        rules = self._template.beginning(messages, tools, **self._variables(question))
         return rules if len(rules) >= _LONG_RULES and text.startswith(rules) else ""
 
     def _of_thinking(self, question: ChatRequest) -> list[Note]:
@@ -293,10 +297,7 @@ class Preparation:
 
     async def ready(self, question: Asked, state: PipelineState) -> tuple[PreparedRequest, list[Choice]]:
         """All choices of a request."""
-        prepared = await self.prepared(question)
-        special = "begin" if isinstance(question, ChatRequest) else "all"
-        tokens = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
-        prepared = dataclasses.replace(prepared, tokens=tokens)
+        prepared = await self.encoded(question, state.context)
         return prepared, await asyncio.to_thread(self._all_choices, question, prepared, state)
 
     async def prepared(self, question: Asked) -> PreparedRequest:
@@ -305,14 +306,13 @@ class Preparation:
             return await asyncio.to_thread(self.prompts.render, question)
         return PreparedRequest(question.prompts, grammar=question.grammar, notes=question.notes)
 
-    async def tokens(self, asked: ChatRequest | str, context: int, *, special: bool = True) -> Sequence[int]:
-        """Of a chat's prompt or a text, also more than `context`. `special`: of a text, as in `TextCodec.encode`."""
-        if isinstance(asked, str):
-            prompts, added = [asked], "all" if special else "none"
-        else:
-            prompts, added = (await self.prepared(asked)).prompts, "begin"
-        (tokens,) = await self._encoder.encode(prompts, special=added, context=context)
-        return tokens
+    async def encoded(self, asked: Asked | str, context: int, *, special: bool = True) -> PreparedRequest:
+        """With the tokens of its prompts, or of a text; also more than `context`. `special`: of a text, as in
+        `TextCodec.encode`."""
+        prepared = PreparedRequest([asked]) if isinstance(asked, str) else await self.prepared(asked)
+        added = "begin" if isinstance(asked, ChatRequest) else "all" if special else "none"
+        tokens = await self._encoder.encode(prepared.prompts, special=added, context=context)
+        return dataclasses.replace(prepared, tokens=tokens)
 
     def _all_choices(self, question: Asked, prepared: PreparedRequest, state: PipelineState) -> list[Choice]:
         _require_enforceable(question, prepared.grammar)

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.errors import ApiError, wrong
+from orchestrator.http.generation import warned
 from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.http.openai.model_server import ModelServer, NewRenderer
 from orchestrator.http.openai.prompts import PreparedRequest
@@ -102,8 +103,9 @@ class ResponsesRoutes:
     async def count(self, request: Request) -> Response:
         _, _, chat, _, _ = await read_body(request, self._read, aside=True)
         self._server.model_name(chat.model)
-        tokens = await self._server.tokens(request, chat)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
+        prepared = await self._server.encoded(request, chat)
+        counted = {"object": "response.input_tokens", "input_tokens": len(prepared.tokens[0])}
+        return JSONResponse(counted | warned(prepared.warnings))
 
     def _read(self, content: bytes, *, compact: bool = False) -> _Asked:
         """`compact`: a summary is asked for by the route."""

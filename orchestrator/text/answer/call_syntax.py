@@ -103,7 +103,7 @@ class CallSyntax:
     def describer(self, template: ChatTemplate) -> Callable[[Tools], str] | None:
         """Describes tools to a model whose template does not."""
         style = self._style_of(template)
-        if self.description is None or style is None or template.knows_tools:
+        if self.description is None or style is None or (template.knows_tools and self.shown_by(template)):
             return None
         return partial(self.description, style)
 

@@ -55,6 +55,8 @@ def system(text: str = "Be brief.", role: str = "system") -> dict[str, Any]:
 
 NINE = "abc123XYZ"
 ADD = '[add({"a": 1})'
+WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+RESULT = "Result of add:\n4"
 MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
     # The template, the messages, what the model reads, a word of each warning.
     ("chatml", [system(), user(), system("Now."), said()], "<system>Be brief.<user>Hi<system>Now.<assistant>Yes?", []),
@@ -92,8 +94,11 @@ MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
      f'<user>Hi<assistant>I add.{ADD}1]<tool>4<assistant>[add({{"b": 2}})2]<tool>5', ["one call in a turn"]),
     ("gemma", [system(), user(), said(), user()],
      "<user>Be brief.\n\nHi<assistant>Yes?<user>Hi", ["no system message"]),
-    ("gemma", [user(), said("I add.", call()), result(), user("So?")],
-     '<user>Hi<assistant>I add.\n\n[Call of add: {"a": 1}]<user>[Result of add]\n4\n\nSo?', ["became text"]),
+    ("firm", [user(), said("I add.", call()), result(), user("So?")],
+     f"<user>Hi<assistant>I add.\n{WRITTEN}<user>{RESULT}\n\nSo?", ["became text"]),
+    # It knows no tools.
+    ("gemma", [user(), said("I add.", call(), call("2")), result(), result("2"), said(), user("So?")],
+     f"<user>Hi<assistant>I add.\n{WRITTEN}\n{WRITTEN}<user>{RESULT}\n\n{RESULT}<assistant>Yes?<user>So?", []),
     ("gemma", [system(), said(), user(), user()], "<user>Be brief.<assistant>Yes?<user>Hi\n\nHi",
      ["no system message", "alternation"]),
 ]  # fmt: skip

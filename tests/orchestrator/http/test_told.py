@@ -31,7 +31,7 @@ def test_models_tell_their_level_context_and_sampling_under_each_name(condition:
 def test_clients_of_lm_studio_find_its_routes():
     (card,) = get("/api/v0/models").json()["data"]
 
-    assert (card["id"], card["type"], card["state"], card["capabilities"]) == ("demo", "llm", "loaded", [])
+    assert (card["id"], card["type"], card["state"], card["capabilities"]) == ("demo", "llm", "loaded", ["tool_use"])
     assert card["loaded_context_length"] == READY.context
     answer = post("/api/v0/chat/completions", HELLO).json()
     assert answer["choices"][0]["message"]["content"] == "Hello"

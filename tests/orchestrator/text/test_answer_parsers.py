@@ -17,6 +17,7 @@ from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spo
 from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families import THOUGHTS
+from orchestrator.text.families.generic import GENERIC
 from orchestrator.text.families.harmony import HarmonyParser
 from orchestrator.text.families.qwen import JSON_SYNTAX
 from orchestrator.text.tokenizer import MARK
@@ -641,7 +642,6 @@ def template(folder: Path, shown: str, **settings: str) -> ChatTemplate:
 def test_the_syntax_is_the_one_that_the_template_shows(tmp_path: Path, name: str):
     syntax = infer_tool_syntax(template(tmp_path, SHOWN[name]))
 
-    assert syntax is not None
     assert syntax.name == name
 
 
@@ -649,14 +649,13 @@ def test_the_syntax_is_the_one_that_the_template_shows(tmp_path: Path, name: str
 def test_the_model_s_settings_may_name_it(tmp_path: Path, named: str, name: str):
     syntax = infer_tool_syntax(template(tmp_path, CALLS["qwen3_coder"], tool_parser_type=named))
 
-    assert syntax is not None
     assert syntax.name == name
 
 
 def test_no_syntax_is_guessed(tmp_path: Path):
-    assert infer_tool_syntax(template(tmp_path, "<call>")) is None
+    assert infer_tool_syntax(template(tmp_path, "<call>")) is GENERIC
     (tmp_path / "chat_template.jinja").write_text(CALLS["gemma4"])
-    assert infer_tool_syntax(ChatTemplate(tmp_path)) is None
+    assert infer_tool_syntax(ChatTemplate(tmp_path)) is GENERIC
 
 
 @pytest.mark.parametrize(
