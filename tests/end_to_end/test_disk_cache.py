@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.support.processes import mark, members, remains, until
 TOKENS = [1000 + place * 7 % 3000 for place in range(700)]
 COLD, HOT = SamplingParams(max_tokens=24), SamplingParams(temperature=1.0, seed=3, max_tokens=24)
 SLOW = pytest.mark.slow
+LEAST = 256
+"""Tokens that are kept."""
 LONG = {"max_position_embeddings": 4096}
 KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "rows": ("", {}, 512),
@@ -33,6 +36,10 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "convolutions and attention": ("lfm2", {}, 700),
 }
 """What is kept: a random model, or the demo target; its options; the least tokens that are taken up."""
+
+
+class Interrupted(Exception):
+    """Somebody does not wait for a prompt to be read."""
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +81,29 @@ def test_a_new_pipeline_takes_up_the_turns_of_an_earlier_one(home: Path, referen
     assert [result.tokens for result in taken] == alone
     assert all(result.statistics.adopted_tokens >= least for result in taken)
     assert {file.stat().st_mode & 0o777 for file in files()} == {0o600}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("ends", ["its client leaves", "the pipeline ends"])
+@pytest.mark.parametrize("kind", ["rows", "recurrences and attention"])
+def test_a_prompt_that_was_interrupted_goes_on_where_it_was_read(home: Path, kind: str, ends: str):
+    name, options, _ = KINDS[kind]
+    target = str(write_tiny(home / name, name, **LONG)) if name else str(DEMO_TARGET)
+    with suppress(Interrupted), opened(target, prefill_step_size=2, **options) as pipeline:
+
+        def interrupt(tokens: int, _: int) -> None:
+            if tokens >= LEAST:
+                if ends == "the pipeline ends":
+                    pipeline.close()
+                raise Interrupted
+
+        with pipeline.stream(TOKENS * 2, COLD) as stream:
+            stream.watch_reading(interrupt)
+            list(stream)
+    with opened(target, **options) as pipeline:
+        again = pipeline.generate(TOKENS * 2, COLD)
+
+    assert LEAST <= again.statistics.adopted_tokens < len(TOKENS) * 2 - 1
 
 
 @pytest.mark.thorough
