@@ -15,6 +15,7 @@ from orchestrator.cli.commands.cache import cache as cache_command
 from orchestrator.cli.commands.cache import cached_models
 from orchestrator.runtime.notices import Notice
 from protocol.kv.cache_files import disk_cache_folder
+from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS
 from tests.conftest import Reference
 from tests.support.models.architectures import write_tiny
 from tests.support.paths import DEMO_TARGET
@@ -23,8 +24,6 @@ from tests.support.processes import mark, members, remains, until
 TOKENS = [1000 + place * 7 % 3000 for place in range(700)]
 COLD, HOT = SamplingParams(max_tokens=24), SamplingParams(temperature=1.0, seed=3, max_tokens=24)
 SLOW = pytest.mark.slow
-LEAST = 256
-"""Tokens that are kept."""
 LONG = {"max_position_embeddings": 4096}
 KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "rows": ("", {}, 512),
@@ -87,23 +86,21 @@ def test_a_new_pipeline_takes_up_the_turns_of_an_earlier_one(home: Path, referen
 @pytest.mark.parametrize("ends", ["its client leaves", "the pipeline ends"])
 @pytest.mark.parametrize("kind", ["rows", "recurrences and attention"])
 def test_a_prompt_that_was_interrupted_goes_on_where_it_was_read(home: Path, kind: str, ends: str):
-    name, options, _ = KINDS[kind]
+    name, prompt = KINDS[kind][0], TOKENS * 2
     target = str(write_tiny(home / name, name, **LONG)) if name else str(DEMO_TARGET)
-    with suppress(Interrupted), opened(target, prefill_step_size=2, **options) as pipeline:
+    with suppress(Interrupted), opened(target, prefill_step_size=2) as pipeline:
 
         def interrupt(tokens: int, _: int) -> None:
-            if tokens >= LEAST:
+            if tokens >= LEAST_TOKENS:
                 if ends == "the pipeline ends":
                     pipeline.close()
                 raise Interrupted
 
-        with pipeline.stream(TOKENS * 2, COLD) as stream:
+        with pipeline.stream(prompt, COLD) as stream:
             stream.watch_reading(interrupt)
             list(stream)
-    with opened(target, **options) as pipeline:
-        again = pipeline.generate(TOKENS * 2, COLD)
-
-    assert LEAST <= again.statistics.adopted_tokens < len(TOKENS) * 2 - 1
+    with opened(target) as pipeline:
+        assert LEAST_TOKENS <= pipeline.generate(prompt, COLD).statistics.adopted_tokens < len(prompt) - 1
 
 
 @pytest.mark.thorough
