@@ -101,10 +101,12 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
     system: str | list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    mcp_servers: Any = None
+    container: Any = None
 
     def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """Raises ApiError, in the words of this API."""
-        self._refuse_unsupported()
+        refuse_given(self, dict.fromkeys(("mcp_servers", "container"), "nothing is run here but the model"))
         turns = messages(self.system, self.messages)
         fields = {**self._fields(), "messages": turns}
         # The beginning of an answer is the last message here.
@@ -121,9 +123,6 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
             "response_format": (self.output_config or {}).get("format"),
         }
 
-    def _refuse_unsupported(self) -> None:
-        """Raises ApiError for what can't be done by any model."""
-
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
@@ -131,15 +130,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     SAME = (*CountTokensRequest.SAME, "stream", *SHARED_NAMES, "seed", "reasoning_eos")
     max_tokens: Any = None
     stop_sequences: list[str] | None = None
-    mcp_servers: Any = None
-    container: Any = None
 
     def _fields(self) -> dict[str, Any]:
         return {**super()._fields(), "max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}
-
-    def _refuse_unsupported(self) -> None:
-        super()._refuse_unsupported()
-        refuse_given(self, dict.fromkeys(("mcp_servers", "container"), "nothing is run here but the model"))
 
 
 _SIGNATURE = "unsigned"
