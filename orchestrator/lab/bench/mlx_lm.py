@@ -156,8 +156,8 @@ class MlxLmContender:
 
     family: Family = "mlx-lm"
 
-    def __init__(self, process: MlxLm, draft_tokens: int, ends: Iterable[int], line: str = PLAIN) -> None:
-        self.name = contender_name(line, draft_tokens or None)
+    def __init__(self, process: MlxLm, draft_tokens: int, ends: Iterable[int]) -> None:
+        self.name = contender_name(PLAIN, draft_tokens or None)
         self._process = process
         self._draft_tokens = draft_tokens
         self._ends = tuple(ends)
