@@ -35,7 +35,7 @@ from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
 from orchestrator.lab.bench.plan import CHAINS, BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.findings import Listener
-from orchestrator.machine.hardware import gpu_working_set, usable_cores
+from orchestrator.machine.hardware import gpu_working_set
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.text.chat_template import chat_prompt
 from orchestrator.text.tokenizer import TextCodec
@@ -156,7 +156,7 @@ def _baseline(
 ) -> Iterator[AwaitContenders]:
     """mlx-lm's plain decoding and its speculative decoding for each K of `counts`, on all cores."""
     draft = str(models.draft) if counts else ""
-    with running(str(models.target), draft, profile, usable_cores(), recorded) as process:
+    with running(str(models.target), draft, profile, recorded) as process:
 
         def ready() -> list[Contender]:
             on_start(PLAIN)
