@@ -12,8 +12,6 @@ import msgspec
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.columns import COLUMNS
 from orchestrator.lab.bench.contender import (
-    BLIND_DRAFT,
-    LOOKUP_ALONE,
     PLAIN,
     BenchRequest,
     Deviation,
@@ -248,12 +246,8 @@ _MEDIANS = (
 _FASTEST = "Of contenders that differ only in K the table has the fastest; --json has all."
 _PARTS = (
     "Medians of the seconds of whole requests, prompts included. The draft's share: lookup alone over adaptive; "
-    "lookup's: without lookup over adaptive. Above 1 it earns what it costs."
+    "lookup's: without lookup over adaptive. Above 1 it earns what it costs. The blind draft guesses at the same cost."
 )
-_CONTENDERS = {
-    LOOKUP_ALONE: "lookup alone: adaptive with the n-gram draft.",
-    BLIND_DRAFT: "blind draft: adaptive with a draft that guesses blindly at the same cost.",
-}
 _RIVAL = (
     "llama.cpp: its own server with the GGUF file of the same weights, on all cores. It computes with "
     "packed weights, so its texts differ and are not compared. Its seconds are by its own clock, from the same moment "
@@ -270,7 +264,6 @@ def _notes(rows: Sequence[BenchRow], plan: BenchPlan, absent: Mapping[str, str])
     yield _MEDIANS
     if len(best_of_each_line(rows)) < len(rows):
         yield _FASTEST
-    yield from (text for name, text in _CONTENDERS.items() if any(row.contender == name for row in rows))
     if any(row.rival for row in rows):
         yield _RIVAL
     if plan.pace:
