@@ -72,8 +72,7 @@ def _round(devices: Devices, context: int, drafted: int, behind: int) -> float:
     if drafted == 0:
         return devices.target.forward(1, context)
     draft, block = devices.baseline_draft, devices.block
-    width, steps = (behind, drafted) if block == 1 else (block, ceil(drafted / block))
-    alone = draft.forward(width, context) + (steps - 1) * draft.forward(min(width, block), context)
+    alone = draft.forward(max(behind, block), context) + (ceil(drafted / block) - 1) * draft.forward(block, context)
     return alone + devices.target.forward(1 + drafted, context)
 
 

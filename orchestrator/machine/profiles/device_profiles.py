@@ -146,7 +146,7 @@ def _target(plain: _PlainSpeed, chip: _Chip, model: _Model) -> dict[str, Any]:
 
 
 def _steps(forward: float, source: str, chip: _Chip, model: _Model) -> list[dict[str, Any]]:
-    kernel = _facts().kernels["half" if model.bits >= 16 else chip.kernel]
+    kernel = _facts().kernels["half" if model.bits > 8 else chip.kernel]
     products = model.weights / (chip.bandwidth * 1e9)
     return [
         {"width": 1, "milliseconds": round(1000 * forward, 3), "source": source},
