@@ -26,7 +26,7 @@ from protocol.messages.client import Inquire, PipelineState, ToClient
 from protocol.security.addresses import require_local
 from protocol.transport import Link
 
-_CLOSING_SECONDS = 7.0
+_CLOSING_SECONDS = 11.0
 _DEFAULTS = PipelineSettings()
 
 

@@ -70,8 +70,9 @@ class Chosen(NamedTuple):
     token_logprob: TokenLogprob
 
 
-OnReading: TypeAlias = Callable[[int, int], None]
-"""Is called while the target reads a prompt: tokens that it has read, and tokens of the prompt."""
+OnReading: TypeAlias = Callable[[int, int, int], None]
+"""Is called while the target reads a prompt: tokens that it has read, tokens of the prompt, and 0; or with the place in
+the queue, of a request that waits for its turn."""
 
 
 class OutputCollector:
@@ -109,7 +110,7 @@ class OutputCollector:
                 self._prompt.extend(message.prompt_token_logprobs)
                 return message.text
             case Reading() if message.request == self.request:
-                self._on_reading(message.tokens, message.total)
+                self._on_reading(message.tokens, message.total, message.queued)
             case Done() if message.request == self.request:
                 self.result = Result(
                     "".join(self._texts),

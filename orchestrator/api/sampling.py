@@ -12,7 +12,7 @@ from orchestrator.api.validation import out_of_range
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import Submit, ThoughtText
-from protocol.messages.grammar import Grammar
+from protocol.messages.grammar import Grammar, Thought
 from protocol.messages.sampling import AT_ZERO, ModelSampling, RequestedSampling, Sampling, SamplingFields
 
 
@@ -29,6 +29,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """The text will be JSON that fits this schema, for instance {"type": "object"}. Enforced while decoding."""
     grammar: Grammar | None = None
     """A schema with text around it. Give either this or `json_schema`."""
+    closed_thought: Thought | None = None
+    """While this thought is open, its end is taken in place of an end token."""
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens too: `Result.prompt_token_logprobs`. No KV is reused then."""
     seed: Annotated[int | None, AT_ZERO] = None
@@ -45,6 +47,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     shared_prefix: int = 0
     """The prompt's first tokens that other conversations begin with too (instructions, tools). Models with windows or
     recurrent states remember a way back to them. It changes no token."""
+    background: bool = False
+    """Nobody waits for the answer: the request yields to others. It changes no token."""
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
@@ -72,6 +76,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "marked": tuple(self.marked),
             "thought": None if self.thought is None else msgspec.to_builtins(self.thought),
             "shared_prefix": self.shared_prefix,
+            "background": self.background,
         }
         try:
             submit = msgspec.convert(body, Submit)
@@ -102,6 +107,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             **shared,
             logit_bias=tuple(sorted(self.logit_bias.items())),
             grammar=self._grammar(),
+            closed_thought=self.closed_thought,
             prompt_logprobs=self.prompt_logprobs,
             seed=secrets.randbelow(1 << 32) if self.seed is None else self.seed,
         )

@@ -22,8 +22,10 @@ _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
 
 
-def reading(tokens: int, total: int) -> str:
-    """How much of a prompt was read."""
+def reading(tokens: int, total: int, queued: int) -> str:
+    """How much of a prompt was read, or its place in the queue."""
+    if queued:
+        return f"Waiting for other requests: number {queued} in the queue"
     return f"Reading the prompt: {tokens:,} of {total:,} tokens"
 
 

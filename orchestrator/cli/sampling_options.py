@@ -129,6 +129,12 @@ def fitting_strategy(settings: PipelineSettings, params: SamplingParams) -> tupl
 
 def server_options(command: CommandFunction) -> CommandFunction:
     """`--preset` and the options of a server for requests that leave a field open."""
+    command = click.option(
+        "--reasoning-eos",
+        type=click.Choice(["keep", "close"]),
+        show_default="keep; close with a preset, and under launch",
+        help="What an end inside a thought ends: the answer (keep) or the thought (close), in requests that name none.",
+    )(command)
     for field in reversed(PRESET_FIELDS):
         command = click.option(
             field.option,
@@ -144,5 +150,6 @@ def server_defaults(options: dict[str, Any]) -> dict[str, Any]:
     """Takes the options of `server_options` out of `options`, with the values of `--preset` filled in. What is left to
     the model is not among them."""
     preset = options.pop("preset")
-    values = {field.name: options.pop(field.name) for field in PRESET_FIELDS}
-    return given_only(values if preset is None else filled_in(values, "preset", PRESETS[preset]))
+    values = {name: options.pop(name) for name in (*(field.name for field in PRESET_FIELDS), "reasoning_eos")}
+    chosen = {} if preset is None else {**PRESETS[preset], "reasoning_eos": "close"}
+    return given_only(filled_in(values, "preset", chosen))

@@ -42,6 +42,8 @@ class TellReading:
     tokens: int
     """Tokens that have KV."""
     total: int
+    queued: int = 0
+    """As of Reading."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class Task:
     """K of this request for strategies that verify chains; None for the option's."""
     shared_prefix: int = 0
     """The first tokens that other conversations begin with too; 0 if that is not known."""
+    background: bool = False
+    """Nobody waits for the answer: the request yields to others."""
     name: str = ""
     """By which its client knows it."""
 

@@ -269,6 +269,14 @@ class Request:
             self.outstanding, self._verified_nodes, self._expected_tokens = alone, {}, 1.0
         return [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
 
+    def count_guessed(self, path: Iterable[NodeId]) -> None:
+        """Count who had guessed the accepted tokens of a path, while it is under verification."""
+        for id in path:
+            # A guess by prompt lookup is no part of the tree, even if the draft has grown the same node since.
+            drafted = self._verified.tree.get(id) is self._verified_nodes[id]
+            self.stats.draft_tokens += drafted
+            self.stats.lookup_tokens += not drafted
+
     def first_lookup(self) -> Iterable[tuple[int, float]]:
         """The first guess by prompt lookup behind the root, with its claim; none if there is none."""
         return self._lookup.continuations(self.tokens[-LONGEST:], 1)

@@ -46,6 +46,8 @@ class RequestStats:
     last_token_at: float | None = None
     decode_began_at: float | None = None
     rounds: int = 0
+    draft_tokens: int = 0
+    lookup_tokens: int = 0
     hits: int = 0
     hit_chances: int = 0
     overlapped_rounds: int = 0
@@ -144,6 +146,8 @@ class RequestStats:
             pace=pace_of(profile, self.paced) if profile else None,
             overlapped_rounds=self.overlapped_rounds,
             plain_tokens_per_second=plain,
+            draft_tokens=self.draft_tokens,
+            lookup_tokens=self.lookup_tokens,
         )
 
 

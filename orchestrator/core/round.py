@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from orchestrator.core.commands import Command, Emit, Finish, Pardon, Ready, Reject, SendMessage
+from orchestrator.core.commands import Command, Emit, Finish, Pardon, Ready, Reject, SendMessage, TellReading
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, WorkerDown
 from orchestrator.core.meter import Answer, Meter
@@ -77,6 +77,7 @@ class Rounds:
             return self._stale()
         chosen = request.chosen(verdict)
         tokens, reason = request.truncated(chosen)
+        request.count_guessed(verdict.path[: len(tokens)])
         width, mode = self.scheduler.verdict_arrived(request.id, now), self.drafts.mode
         answer = self.meter.answered(request, verdict, chosen, reason is not None, width, mode, now)
         if reason is not None:
@@ -132,12 +133,19 @@ class Rounds:
         estimates = self.drafts.estimates(event.task, len(event.task.tokens))
         request = Request(event.request, event.task, estimates, self.strategy.drafts, now)
         self.requests[request.id] = request
-        return Ready(self._admit(request.id, now) if self.scheduler.add(request.id) else [])
+        admitted = self.scheduler.add(request.id, event.task.background)
+        return Ready(self._admit(request.id, now) if admitted else self._queue())
 
     def _admit(self, id: RequestId, now: float) -> list[Command]:
         """Start a request that got a place."""
         self.requests[id].enter(Trigger.ADMIT)
-        return self._start(self.requests[id], now)
+        return [*self._start(self.requests[id], now), *self._queue()]
+
+    def _queue(self) -> list[Command]:
+        """Tell the clients of requests that wait for their first place."""
+        waiting = [self.requests[id] for id in self.scheduler.waiting]
+        new = [(place, one) for place, one in enumerate(waiting, 1) if not one.round]
+        return [TellReading(one.id, 0, one.position, place) for place, one in new]
 
     def _start(self, request: Request, now: float) -> list[Command]:
         """Start a request on the target, if one is up, and on the drafts that are in use."""

@@ -13,6 +13,10 @@ from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import MAX_TREES, RequestId
 from protocol.messages.worker import Verify
 
+_BACKGROUND_ROUNDS, _BACKGROUND_TURNS = 4, 8
+"""Requests that yield share one of so many rounds with others, and have so many turns in place of one while another
+waits for a place. Not tuned."""
+
 
 @dataclass(slots=True)
 class _Round:
@@ -40,7 +44,11 @@ class Scheduler:
         self._turn = turn
         self._running: dict[RequestId, int] = {}
         """Tokens that each running request got since it was admitted."""
-        self._waiting: deque[RequestId] = deque()
+        self.waiting: deque[RequestId] = deque()
+        self._background: set[RequestId] = set()
+        """Requests that yield to the others."""
+        self._passed_over = 0
+        """Rounds in succession without requests that yield, although these were ready."""
         self._order: deque[RequestId] = deque()
         """All requests, by the time of their last verdict, the oldest first."""
         self._round: _Round | None = None
@@ -53,38 +61,43 @@ class Scheduler:
 
     # Places -----------------------------------------------------------------------------------
 
-    def add(self, request: RequestId) -> bool:
+    def add(self, request: RequestId, background: bool = False) -> bool:
         """Add a request. Returns whether it has a place at once."""
+        if background:
+            self._background.add(request)
         self._order.append(request)
         if len(self._running) < self._places:
             self._running[request] = 0
             return True
-        self._waiting.append(request)
+        self.waiting.append(request)
         return False
 
     def remove(self, request: RequestId) -> RequestId | None:
         """Remove a request. Returns the waiting request that gets its place, if there is one."""
         self._order.remove(request)
+        self._background.discard(request)
         self.expect_no_verdict(request)
         if self._running.pop(request, None) is None:
-            self._waiting.remove(request)
+            self.waiting.remove(request)
             return None
         return self._next_waiting()
 
     def preempt(self, request: RequestId, tokens: int) -> RequestId | None:
         """A running request got `tokens` more. Returns the waiting request that takes the place if the turn is over."""
         self._running[request] += tokens
-        if self._running[request] < self._turn or not self._waiting:
+        yields = request in self._background and not self._background.issuperset(self.waiting)
+        if self._running[request] < self._turn // (_BACKGROUND_TURNS if yields else 1) or not self.waiting:
             return None
         del self._running[request]
         successor = self._next_waiting()
-        self._waiting.append(request)
+        self.waiting.append(request)
         return successor
 
     def _next_waiting(self) -> RequestId | None:
-        if not self._waiting:
+        if not self.waiting:
             return None
-        successor = self._waiting.popleft()
+        successor = next((each for each in self.waiting if each not in self._background), self.waiting[0])
+        self.waiting.remove(successor)
         self._running[successor] = 0
         return successor
 
@@ -126,6 +139,7 @@ class Scheduler:
         ready = [requests[id] for id in self._order if requests[id].phase is Phase.READY][:MAX_TREES]
         if self._busy(now) or not ready or self._prefill_first(requests, now):
             return [], []
+        shared, ready = ready, self._without_background(ready)
         trees: list[Verify] = []
         awaited: list[tuple[RequestId, int]] = []
         decisions = self._decisions(ready, now)
@@ -147,6 +161,7 @@ class Scheduler:
         if trees:
             self._round = _Round({tree.request for tree in trees}, sum(len(tree.tokens) for tree in trees))
             self.wake_at = None
+            self._passed_over = self._passed_over + 1 if len(ready) < len(shared) else 0
         return trees, [] if trees else awaited
 
     def _decisions(self, ready: list[Request], now: float) -> list[tuple[Request, Decision]]:
@@ -165,6 +180,11 @@ class Scheduler:
         decisions = self._strategy.decide(ready, now)
         return list(zip(ready, decisions, strict=True))
 
+    def _without_background(self, ready: list[Request]) -> list[Request]:
+        """Those of `ready` that yield take part in one of so many rounds."""
+        others = [request for request in ready if request.id not in self._background]
+        return others if others and self._passed_over < _BACKGROUND_ROUNDS - 1 else ready
+
     def _busy(self, now: float) -> bool:
         """Whether verdicts of the present round are missing and not overdue."""
         if self._round is None:
@@ -177,7 +197,8 @@ class Scheduler:
 
     def _prefill_first(self, requests: Mapping[RequestId, Request], now: float) -> bool:
         """Whether a prompt that the target prefills delays the next round."""
-        if not any(request.phase is Phase.PREFILLING for request in requests.values()):
+        reading = {request.id for request in requests.values() if request.phase is Phase.PREFILLING}
+        if not reading - self._background:
             self._delayed_since = None
             return False
         self._delayed_since = now if self._delayed_since is None else self._delayed_since

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,16 +17,16 @@ from starlette.routing import Route
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError, refuse_given
 from orchestrator.http.gates import MESSAGES
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, sources, warned
 from orchestrator.http.openai.answer import finish_reason
-from orchestrator.http.openai.answer_content import AnswerContent, call_id, usage
+from orchestrator.http.openai.answer_content import AnswerContent, arguments_object, call_id, usage
 from orchestrator.http.openai.history import THOUGHTS, Note, parts
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
-from orchestrator.http.openai.translation import TranslatedRequest, read_fields
+from orchestrator.http.openai.translation import TranslatedRequest, read_fields, unknown, unused
 from orchestrator.http.request_bodies import read_body
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken
 
 Block = Mapping[str, Any]
 Message = dict[str, Any]
@@ -102,15 +101,18 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
     system: str | list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    mcp_servers: Any = None
+    container: Any = None
 
     def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """Raises ApiError, in the words of this API."""
-        self._refuse_unsupported()
+        refuse_given(self, dict.fromkeys(("mcp_servers", "container"), "nothing is run here but the model"))
         turns = messages(self.system, self.messages)
         fields = {**self._fields(), "messages": turns}
         # The beginning of an answer is the last message here.
         fields["continue_final_message"] = turns[-1]["role"] == "assistant" or None
-        return question(fields, ChatRequest, notes, called=_CALLED)
+        idle = unused(f"output_config.{name}" for name in unknown(self.output_config or {}, ("format",)))
+        return question(fields, ChatRequest, [*notes, *idle], called=_CALLED)
 
     def _fields(self) -> dict[str, Any]:
         choice = self.tool_choice or {}
@@ -121,25 +123,16 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
             "response_format": (self.output_config or {}).get("format"),
         }
 
-    def _refuse_unsupported(self) -> None:
-        """Raises ApiError for what can't be done by any model."""
-
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
-    SAME = (*CountTokensRequest.SAME, "stream", *SHARED_NAMES, "seed")
+    SAME = (*CountTokensRequest.SAME, "stream", *SHARED_NAMES, "seed", "reasoning_eos")
     max_tokens: Any = None
     stop_sequences: list[str] | None = None
-    mcp_servers: Any = None
-    container: Any = None
 
     def _fields(self) -> dict[str, Any]:
         return {**super()._fields(), "max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}
-
-    def _refuse_unsupported(self) -> None:
-        super()._refuse_unsupported()
-        refuse_given(self, dict.fromkeys(("mcp_servers", "container"), "nothing is run here but the model"))
 
 
 _SIGNATURE = "unsigned"
@@ -160,6 +153,8 @@ class MessageAnswer:
         self._blocks: list[dict[str, Any]] = []
         self._open: str | None = None
         """The type of the last block, while text may be added to it."""
+        self._arguments: list[str] = []
+        """Of the call that is the last block."""
         self._ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -169,7 +164,7 @@ class MessageAnswer:
             for _ in self._events(event):
                 pass
         told = [*self._prompt.warnings, *self._prompt.if_cut(results)]
-        return self._message(_usage(usage(results, 1))) | warned(told)
+        return self._message(_usage(usage(results, 1))) | sources(results) | warned(told)
 
     def opening(self) -> Iterator[bytes]:
         # The number of cached tokens is known only at the end.
@@ -177,11 +172,8 @@ class MessageAnswer:
         message = self._message({"input_tokens": len(tokens), "output_tokens": 0}) | warned(self._prompt.warnings)
         yield _frame({"type": "message_start", "message": message})
 
-    def idle(self) -> bytes:
-        return _frame({"type": "ping"})
-
-    def reading(self, event: PromptProgress) -> bytes:
-        return self.idle()
+    def idle(self, event: PromptProgress | None = None) -> bytes:
+        return _frame({"type": "ping", **(event.field if event else {})})
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         return map(_frame, self._events(event))
@@ -191,7 +183,7 @@ class MessageAnswer:
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         delta = {"type": "message_delta", "delta": self._ended, "usage": _usage(usage(results, 1))}
-        yield _frame(delta | warned(self._prompt.if_cut(results)))
+        yield _frame(delta | sources(results) | warned(self._prompt.if_cut(results)))
         yield _frame({"type": "message_stop"})
 
     def _events(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
@@ -212,9 +204,13 @@ class MessageAnswer:
                 yield from self._begin({"type": "text", "text": ""})
                 self._blocks[-1]["text"] += text
                 yield self._delta({"type": "text_delta", "text": text})
-            case Call():
+            case Call(arguments=text):
                 yield from self._close()
-                yield from self._call(part)
+                self._open, self._arguments = "tool_use", []
+                yield self._block_start({"type": "tool_use", "id": call_id(part), "name": part.name, "input": {}})
+                yield from self._call(text)
+            case Arguments(text, last=last):
+                yield from self._call(text, last=last)
 
     def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Begins a block unless one of the same type is open."""
@@ -231,12 +227,13 @@ class MessageAnswer:
         if kind is not None:
             yield self._block_stop()
 
-    def _call(self, call: Call) -> Iterator[dict[str, Any]]:
-        block = {"type": "tool_use", "id": call_id(call), "name": call.name, "input": {}}
-        yield self._block_start(block)
-        self._blocks[-1]["input"] = msgspec.json.decode(call.arguments)
-        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        yield self._block_stop()
+    def _call(self, arguments: str, *, last: bool = False) -> Iterator[dict[str, Any]]:
+        self._arguments.append(arguments)
+        if arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": arguments})
+        if last:
+            self._blocks[-1]["input"] = arguments_object("".join(self._arguments))
+            yield from self._close()
 
     def _stop_reason(self, result: Result, called: bool) -> dict[str, Any]:
         if not called and result.finish_reason == "stop" and result.stop in self._stops:
@@ -304,7 +301,8 @@ class MessagesRoutes:
     async def count(self, request: Request) -> Response:
         _, chat = await read_body(request, lambda content: _translated(content, CountTokensRequest))
         self._server.model_name(chat.model)
-        return JSONResponse({"input_tokens": len(await self._server.tokens(request, chat))})
+        prepared = await self._server.encoded(request, chat)
+        return JSONResponse({"input_tokens": len(prepared.tokens[0])} | warned(prepared.warnings))
 
 
 def _translated(content: bytes, kind: type[Q]) -> tuple[Q, ChatRequest]:

@@ -44,12 +44,20 @@ class OutputSource(Protocol):
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """The target reads the prompt of a choice."""
+    """The target reads the prompt of a choice, or the choice waits for a place."""
 
     index: int
     tokens: int
     """That were read."""
     total: int
+    queued: int = 0
+    """As of `OnReading`."""
+
+    @property
+    def field(self) -> dict[str, Any]:
+        """Of an event without text. `processed` and `total` are the names that llama.cpp's server gives them."""
+        queued = {"queued": self.queued} if self.queued else {}
+        return {"prompt_progress": {"processed": self.tokens, "total": self.total, **queued}}
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,7 @@ class ChoiceStream:
             self._on_end()
 
     async def _read(self, index: int, pieces: OutputSource) -> None:
-        pieces.watch_reading(lambda tokens, total: self._events.put_nowait(PromptProgress(index, tokens, total)))
+        pieces.watch_reading(lambda *told: self._events.put_nowait(PromptProgress(index, *told)))
         try:
             sent = 0
             async for piece in self._measured(pieces):
@@ -158,15 +166,22 @@ def warned(warnings: Sequence[str]) -> dict[str, Any]:
     return {"warnings": warnings} if warnings else {}
 
 
+def sources(results: Sequence[Result]) -> dict[str, Any]:
+    """The field of a response that says where its tokens come from, beside the usage."""
+    figures = [result.statistics for result in results]
+    rounds, tokens = sum(each.rounds for each in figures), sum(each.generated_tokens for each in figures)
+    # A stop string may have cut off the last ones.
+    draft = min(sum(each.draft_tokens for each in figures), tokens)
+    lookup = min(sum(each.lookup_tokens for each in figures), tokens - draft)
+    found = {"draft_tokens": draft, "lookup_tokens": lookup, "plain_tokens": tokens - draft - lookup}
+    return {"speculation": {"rounds": rounds, "tokens_per_round": round(tokens / max(1, rounds), 2), **found}}
+
+
 class Renderer(Protocol):
     """Renders one response of one API: as one object, or as server-sent events."""
 
-    def idle(self) -> bytes:
-        """The event that keeps a stream alive while nothing is generated."""
-        ...
-
-    def reading(self, event: PromptProgress) -> bytes:
-        """An event while the prompt is read, which clients take for a sign of life."""
+    def idle(self, event: PromptProgress | None = None) -> bytes:
+        """The event that keeps a stream alive while nothing is generated. `event`: what it says of the prompt."""
         ...
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]: ...
@@ -271,6 +286,4 @@ async def frames(
 
 
 def _rendered(event: StreamEvent | None, renderer: Renderer) -> Sequence[bytes]:
-    if event is None:
-        return [renderer.idle()]
-    return [renderer.reading(event)] if isinstance(event, PromptProgress) else [*renderer.render(event)]
+    return [*renderer.render(event)] if isinstance(event, TextPiece | ChoiceEnd) else [renderer.idle(event)]

@@ -16,6 +16,7 @@ from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.request import ChatRequest, question
 from orchestrator.http.request_bodies import converted, decoded, read_body
 from orchestrator.http.work import in_thread
+from orchestrator.text.plain_text import without_breaks
 from protocol.messages.base import Token
 
 TOKENIZE, DETOKENIZE, APPLY_TEMPLATE = "/tokenize", "/detokenize", "/apply-template"
@@ -60,7 +61,8 @@ class TokenRoutes:
             text, special = asked.prompt, asked.add_special_tokens
         else:
             text, special = asked.content or "", asked.add_special
-        tokens = await self._server.tokens(request, text if chat is None else chat, special=special)
+        prepared = await self._server.encoded(request, text if chat is None else chat, special=special)
+        (tokens,) = prepared.tokens
         state = (await self._server.health.check()).serving
         told = {"count": len(tokens), "max_model_len": state and state.context}
         return await in_thread(self._tokenized, tokens, asked, told)
@@ -89,7 +91,7 @@ class TokenRoutes:
             raise wrong("messages", "There are no messages: give at least one.")
         self._server.model_name(chat.model)
         prepared = await self._server.prepared(request, chat)
-        return json_response({"prompt": prepared.prompts[0], **warned(prepared.warnings)})
+        return json_response({"prompt": without_breaks(str(prepared.prompts[0])), **warned(prepared.warnings)})
 
 
 def _listed(tokens: Sequence[int], shown: Callable[[int], Any]) -> msgspec.Raw:

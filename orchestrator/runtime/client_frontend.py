@@ -97,7 +97,7 @@ class ClientFrontend:
 
     def tell_reading(self, command: TellReading) -> None:
         state = self._requests[command.request]
-        self._hub.send(state.peer, Reading(state.request, command.tokens, command.total), state.stamp)
+        self._hub.send(state.peer, Reading(state.request, command.tokens, command.total, command.queued), state.stamp)
 
     def finish(self, command: Finish) -> None:
         state = self._requests.pop(command.request)

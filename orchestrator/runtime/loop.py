@@ -50,7 +50,7 @@ from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
 from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
-from protocol.messages.worker import CacheOff, Hello, KvCut, Lowered, ToWorker, Unfit
+from protocol.messages.worker import CacheOff, Hello, KvCut, Lowered, Stop, ToWorker, Unfit
 
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
@@ -312,6 +312,9 @@ class Orchestrator:
         stopped = PipelineError("The pipeline was stopped during this request: start it, then send the request again.")
         self._clients.refuse_all(stopped)
         self._draft_engine.begin_stop()
+        for id in self._machine.requests:
+            # What was read of its prompt is kept on disk, as that of a request which its client leaves.
+            self._send("target", Stop(id), None)
         self._workers.stop()
         self._draft_engine.stop()
         self._notices.close()

@@ -1,6 +1,6 @@
 """One client request: converts between the client's text and the state machine's tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.core.events import Task
@@ -78,9 +78,8 @@ def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSam
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")
     sampling = submit.sampling.resolved(own)
-    return Task(
-        tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.shared_prefix, submit.request
-    )
+    task = Task(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.shared_prefix)
+    return replace(task, background=submit.background, name=submit.request)
 
 
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:

@@ -4,13 +4,14 @@ Knows the tokenizer's files, and no model.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any
 
+from orchestrator.text.plain_text import with_breaks
 from orchestrator.text.template_sources import END, Answer, Question, ask, special_tokens, template_sources
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.model_folder import ModelFolder
@@ -22,6 +23,14 @@ ChatMessage = Mapping[str, Any]
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
 _INSTRUCTIONS = ("system", "developer")
+_ROLES = ("<|", "<｜")
+"""What tokens of roles begin with; some models have them as tokens that are not special."""
+_MARKS = re.compile(
+    r'think|thought|reason|tool|call_|function|args|python_|inner_|<\|channel>|<channel\|>|<\|"\|>', re.IGNORECASE
+)
+"""In tokens of thoughts and calls, which the text of an answer can have."""
+_CALLS = ("tool_calls", "tool_responses")
+"""Parts of an earlier answer in which marks are text too."""
 _AT_ONCE = 2
 """Renderings of one template, so that a slow one delays neither the next nor other models."""
 
@@ -78,16 +87,28 @@ class ChatTemplate:
         """Whether the template says anything about `tools`."""
         return "tools" in self._known(self._name(tools=True))
 
+    def plain(self, value: Any, own: bool = False) -> Any:
+        """`value`, of JSON's types, whose texts others wrote: control tokens in them stay text (see `plain_text`).
+
+        `own`: an earlier answer, which keeps marks of thoughts and calls. Other control tokens in it were text before:
+        decoding hides them."""
+        return with_breaks(value, self._controls[own])
+
+    def plain_messages(self, messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
+        """The messages with their texts as `plain` has them."""
+        return [
+            {
+                name: self.plain(value, own=message.get("role") == "assistant" and name not in _CALLS)
+                for name, value in message.items()
+            }
+            for message in messages
+        ]
+
     def text(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        answering: bool = True,
-        **variables: Any,
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **asked: Any
     ) -> str:
         """The text of `render`."""
-        return self.render(messages, tools, answering=answering, **variables).text
+        return self.render(messages, tools, **asked).text
 
     def render(
         self,
@@ -109,8 +130,6 @@ class ChatTemplate:
         name = self._name(tools=bool(tools))
         source, names = self._sources.get(name), self._variables.get(name)
         if source is None:
-            if tools:
-                raise InputError("This model has no chat template, so it knows no tools: leave them out.")
             begun = f" {flat[-1]['content']}" if continued else ""
             return Answer(plain(flat[:-1] if continued else flat, answering or continued) + begun)
         if isinstance(names, InputError):
@@ -134,9 +153,18 @@ class ChatTemplate:
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
-        """`text` as token ids. A model's own template contains its special tokens, so at most BOS is added."""
-        text = self.text(messages, tools, **variables)
-        return self.codec.encode_rendered(text) if self.own else self.codec.encode(text)
+        """`text` as token ids, in which messages and tools hold no control tokens (see `plain`). At most BOS is added:
+        a model's own template contains its special tokens."""
+        return self.codec.encode_rendered(self.text(self.plain_messages(messages), self.plain(tools), **variables))
+
+    @cached_property
+    def _controls(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Tokens that others' texts, and earlier answers, do not have: special ones, those of roles, marks, and what
+        else the template has."""
+        controls = self.codec.controls
+        roles = frozenset(text for text in controls if controls[text] or text.startswith(_ROLES))
+        others = roles.union(text for text in controls if _MARKS.search(text) or self.mentions(text))
+        return others, frozenset(text for text in roles if not _MARKS.search(text))
 
     def _name(self, tools: bool) -> str:
         """Some models have a template of its own for tools."""

@@ -58,15 +58,21 @@ def repaired(conversation: Conversation, render: Callable[[Conversation], str]) 
     template refuses. If it refuses every form, `conversation` is returned as it is.
     """
     messages, tools = conversation
-    marked = Conversation([_marked(message, _mark(place)) for place, message in enumerate(messages)], tools)
+    marked = Conversation(
+        [{**each, "content": each["content"] and _mark(place)} for place, each in enumerate(messages)], tools
+    )
 
-    def left_out(repairs: Sequence[Repair]) -> tuple[str, ...] | None:
+    def text_of(conversation: Conversation) -> str | None:
         try:
-            return _left_out(messages, render(_applied(repairs, marked)))
+            return render(conversation)
         except Refusal:
             return None
 
-    settled = [repair for repair in REPAIRS if repair.apply(conversation) != conversation and _settled(repair, render)]
+    def left_out(repairs: Sequence[Repair]) -> tuple[str, ...] | None:
+        text = text_of(_applied(repairs, marked))
+        return None if text is None else _left_out(messages, text)
+
+    settled = [repair for repair in REPAIRS if repair.apply(conversation) != conversation and _settled(repair, text_of)]
     best: tuple[Sequence[Repair], tuple[str, ...] | None] = (settled, left_out(settled))
     tried, form = settled, _applied(settled, marked)
     for repair in REPAIRS:
@@ -91,18 +97,10 @@ def repaired(conversation: Conversation, render: Callable[[Conversation], str]) 
     )
 
 
-def _settled(repair: Repair, render: Callable[[Conversation], str]) -> bool:
+def _settled(repair: Repair, text_of: Callable[[Conversation], str | None]) -> bool:
     """Whether the template refuses the repair's case and takes it repaired."""
     case = Conversation(repair.case)
-    return bool(repair.case) and _refused(case, render) and not _refused(repair.apply(case), render)
-
-
-def _refused(conversation: Conversation, render: Callable[[Conversation], str]) -> bool:
-    try:
-        render(conversation)
-    except Refusal:
-        return True
-    return False
+    return bool(repair.case) and text_of(case) is None and text_of(repair.apply(case)) is not None
 
 
 def _applied(repairs: Iterable[Repair], conversation: Conversation) -> Conversation:
@@ -128,10 +126,6 @@ _MARK = re.compile(r"content-\d+-of-messages")
 
 def _mark(place: int) -> str:
     return f"content-{place}-of-messages"
-
-
-def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    return {**message, "content": mark} if message["content"] else message
 
 
 # The changes --------------------------------------------------------------------------------------
@@ -295,25 +289,29 @@ def _turns_joined(messages: Messages) -> Messages:
     return found
 
 
-def _calls_as_text(messages: Messages) -> Messages:
+def calls_as_text(messages: Messages) -> list[dict[str, Any]]:
+    """Calls at the end of the assistant's text, in the form of `families/generic.py`, and results as a user's turn, one
+    for those in succession."""
     spoken: list[dict[str, Any]] = []
+    result = False
     for message in messages:
+        before, result = result, message["role"] == "tool"
         if calls := _calls(message):
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
-            message = {**rest, "content": _paragraphs(message["content"], *map(_written_call, calls))}
-        elif message["role"] == "tool":
-            name = message.get("name")
-            heading = f"[Result of {name}]" if isinstance(name, str) else "[Result]"
-            message = {"role": "user", "content": f"{heading}\n{message['content']}"}
+            message = {**rest, "content": "\n".join(filter(None, (message["content"], *map(_written_call, calls))))}
+        elif result:
+            # Small models repeat the tags that others know around results.
+            text = f"Result of {message.get('name') or 'a call'}:\n{message['content']}"
+            message = {"role": "user", "content": f"{spoken.pop()['content']}\n\n{text}" if before else text}
         spoken.append(message)
-    return _turns_joined(spoken)
+    return spoken
 
 
 def _written_call(call: Mapping[str, Any]) -> str:
     function = call.get("function")
-    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else ("", "")
+    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else ("", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-    return f"[Call of {name}: {text}]"
+    return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}}}\n</tool_call>'
 
 
 def _leading(messages: Messages) -> tuple[Messages, Messages]:
@@ -394,7 +392,7 @@ REPAIRS = (
         "The chat template takes no user's turn behind the result of a call: its text became part of the result.",
     ),
     Repair(
-        _of_messages(_calls_as_text),
+        _of_messages(lambda messages: _turns_joined(calls_as_text(messages))),
         "The chat template takes no calls and results in this conversation: they became text.",
     ),
 )

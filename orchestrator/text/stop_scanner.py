@@ -1,5 +1,6 @@
 """Finds stop strings in text that arrives in pieces, and in an answer but not in its thoughts. Pure."""
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 
@@ -101,9 +102,16 @@ class Place(Enum):
     ANSWER = "answer"
 
 
+_LINE = 200
+"""Characters of a line before and behind an end marker, in which there may be quotation marks around it."""
+
+
 class ThoughtScanner:
     """Tells a thought from the answer behind it, wherever the borders between pieces fall. No character is lost or
-    changes its place."""
+    changes its place.
+
+    An end marker between backticks or quotation marks of one line is a part of the thought.
+    """
 
     def __init__(self, start: str, end: str, opened: bool) -> None:
         """`opened`: the prompt ends with the start marker, so the output begins inside the thought."""
@@ -111,7 +119,11 @@ class ThoughtScanner:
         self._opened = opened
         self._end = StopScanner([end])
         self._held = ""
-        """Text that may become the start marker."""
+        """Text that may become the start marker, or behind an end marker that may be quoted."""
+        self._line = ""
+        """The end of the thought's last line so far."""
+        self._quotes = ""
+        """A pattern of the quotation marks that are open before an end marker: if one of them follows, it is quoted."""
         self.place = Place.BEFORE
 
     def reopen(self) -> None:
@@ -121,7 +133,7 @@ class ThoughtScanner:
     def push(self, text: str) -> list[tuple[Place, str]]:
         """The pieces that are certain now; a part of the answer is the last one."""
         found: list[tuple[Place, str]] = []
-        start, end = self._markers
+        start, _ = self._markers
         if self.place is Place.BEFORE:
             text, self._held = self._held + text, ""
             content = text.lstrip()
@@ -131,24 +143,46 @@ class ThoughtScanner:
             self.place = Place.ANSWER
             # Some models repeat the marker that the prompt ends with.
             if self._opened or (start and content.startswith(start)):
-                self.place = Place.THOUGHT
+                self.place, self._line = Place.THOUGHT, ""
                 content = content.removeprefix(start)
                 found.append((Place.BEFORE, text[: len(text) - len(content)]))
                 text = content
-        if self.place is Place.THOUGHT:
-            thought, ended = self._end.push(text)
-            found.append((Place.THOUGHT, thought))
-            text = ""
-            if ended:
-                self.place, text = Place.ANSWER, self._end.rest
-                found.append((Place.END, end))
+        while self.place is Place.THOUGHT:
+            if not self._quotes:
+                thought, ended = self._end.push(text)
+                found.append(self._thinking(thought))
+                if not ended:
+                    return found
+                # An apostrophe is a quotation mark only if it touches the marker.
+                marks = (r"\A'" if self._line.endswith("'") else "", *(m for m in '`"' if self._line.count(m) % 2))
+                self._quotes, text = "|".join(filter(None, marks)) if start else "", self._end.rest
+            self._held += text
+            closing = re.search(f"{self._quotes}|\n", self._held) if self._quotes else None
+            if self._quotes and closing is None and len(self._held) < _LINE:
+                return found
+            text, self._held, self._quotes = self._held, "", ""
+            found.append(self._cross(quoted=closing is not None and closing[0] != "\n"))
         return [*found, (Place.ANSWER, text)] if text else found
 
-    def flush(self) -> tuple[Place, str]:
-        """Return and forget the held text, at the end of the output, and what it is a part of."""
-        held, self._held = self._held, ""
-        place = Place.THOUGHT if self._opened and self.place is Place.BEFORE else self.place
-        return place, held + self._end.flush()
+    def flush(self) -> list[tuple[Place, str]]:
+        """Return and forget the held text, at the end of the output or before what is no part of a marker."""
+        found = [self._cross(quoted=False)] if self._quotes else []
+        if self.place is Place.BEFORE:
+            self.place = Place.THOUGHT if self._opened else Place.ANSWER
+            found += [(Place.BEFORE, "")] if self._opened else []
+        held, self._held, self._quotes = self._held, "", ""
+        return [*found, (self.place, held + self._end.flush())]
+
+    def _cross(self, *, quoted: bool) -> tuple[Place, str]:
+        _, end = self._markers
+        if quoted:
+            return self._thinking(end)
+        self.place = Place.ANSWER
+        return Place.END, end
+
+    def _thinking(self, thought: str) -> tuple[Place, str]:
+        self._line = (self._line + thought).rpartition("\n")[2][-_LINE:]
+        return Place.THOUGHT, thought
 
 
 class AnswerStops:
@@ -186,4 +220,5 @@ class AnswerStops:
 
     def flush(self) -> str:
         """Return and forget the held text, at the end of the text."""
-        return (self._thought.flush()[1] if self._thought else "") + self._stops.flush()
+        thought = self._thought.flush() if self._thought else ()
+        return "".join(text for _, text in thought) + self._stops.flush()

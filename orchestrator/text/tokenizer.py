@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from orchestrator.text.plain_text import BREAK, PlainTextTokenizer, controls, encoded
 from orchestrator.text.template_sources import written_behind_answers
 from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import tokenizer_file
@@ -53,28 +54,23 @@ class TextCodec:
         """Ids of the tokens that end a text."""
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = added.keys()
+        self.controls = {token.content: token.special for token in added.values() if controls(token.content)}
+        """Texts of added tokens that can control the model, and whether they are special."""
         self._silent = self.eos | {id for id, token in added.items() if token.special}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`. A
         text that begins with BOS gets no second one. Raises InputError for a text that a pattern of tokenizer.json
         can't be matched with."""
-        try:
-            # The form for one text holds the interpreter's lock until it is done, this one does not.
-            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
-        except BaseException as error:
-            # The library's own, which is no Exception: a pattern took more steps than its matcher allows.
-            if type(error).__name__ != "PanicException":
-                raise
-            raise InputError(f"The model's tokenizer can't read this text ({error}): change the text.") from error
+        ids = encoded(self._tokenizer, text, special)
         begin = self._begin if special else []
         return ids[len(begin) :] if begin and ids[len(begin) : 2 * len(begin)] == begin else ids
 
-    def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a conversation that the model's template rendered: only BOS is added, where the tokenizer adds one and
-        the template does not."""
-        ids = self.encode(text, special=False)
-        return ids if ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
+    def encode_rendered(self, text: str, begins: bool = True) -> list[int]:
+        """Ids of a conversation that `ChatTemplate.render` returned, or of a part that does not begin it: only BOS is
+        added, where the tokenizer adds one and the template does not. Raises InputError as `encode`."""
+        ids = self._plain_text.encode(text) if BREAK in text else self.encode(text, special=False)
+        return ids if not begins or ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
 
     def decode(self, tokens: Iterable[int], shown: frozenset[int] = frozenset()) -> str:
         """Text of `tokens`, without special and end tokens; bytes that are no character become U+FFFD.
@@ -126,6 +122,10 @@ class TextCodec:
         # A stream decodes bytes that are no character again with each further token.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return [len(decoder.decode(b"" if token in self._silent else self.spelt(token))) for token in tokens]
+
+    @cached_property
+    def _plain_text(self) -> PlainTextTokenizer:
+        return PlainTextTokenizer(self._tokenizer)
 
     @cached_property
     def _begin(self) -> list[int]:

@@ -101,8 +101,8 @@ def _conversation(file: Path, number: int, line: bytes, codec: TextCodec, templa
     tokens = [template.tokens(messages)]
     for turn in found.turns[1:]:
         messages += [{"role": "assistant", "content": _ANSWER}, {"role": "user", "content": turn}]
-        _, _, behind = template.text(messages).rpartition(_ANSWER)
-        tokens.append(codec.encode(behind, special=False))
+        _, _, behind = template.text(template.plain_messages(messages)).rpartition(_ANSWER)
+        tokens.append(codec.encode_rendered(behind, begins=False))
     return tokens
 
 

@@ -37,6 +37,8 @@ class Submit(Message, frozen=True):
     """Where no stop string is looked for."""
     shared_prefix: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] = 0
     """The prompt's first tokens that other conversations begin with too (instructions, tools); 0: not known."""
+    background: bool = False
+    """Nobody waits for the answer: the request yields to others."""
 
 
 class Cancel(Message, frozen=True):
@@ -76,12 +78,14 @@ class PipelineState(Message, frozen=True):
 
 
 class Reading(Message, frozen=True):
-    """The target reads the prompt of a request, at most four times a second."""
+    """The target reads the prompt of a request, at most four times a second; or the request waits for a place."""
 
     request: ShortText
     tokens: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
     """Tokens of it that have KV."""
     total: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
+    queued: Annotated[int, Meta(ge=0)] = 0
+    """Its place in the queue, from 1 on; 0: it waits for none."""
 
 
 class Output(Message, frozen=True):
@@ -147,6 +151,10 @@ class Statistics(MessagePart, frozen=True, kw_only=True):
     plain_tokens_per_second: float | None = None
     """Of plain decoding in this request's conditions, estimated. None where nothing was guessed, and where the request
     shared most forwards with other ones."""
+    draft_tokens: int = 0
+    """Tokens that the draft had guessed."""
+    lookup_tokens: int = 0
+    """Tokens that prompt lookup had guessed."""
 
     @property
     def speedup(self) -> float | None:

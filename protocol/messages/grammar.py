@@ -24,6 +24,8 @@ class Thought(MessagePart, frozen=True):
     """Without a schema: further thoughts may follow in the text. They share the budget."""
     closing: Annotated[tuple[Token, ...], Meta(max_length=MAX_MARKER)] = ()
     """Ends with `end`; empty stands for `end` alone."""
+    calls: Annotated[tuple[Token, ...], Meta(max_length=MAX_MARKER)] = ()
+    """Tokens that begin a call. They end the thought too."""
 
 
 Schema: TypeAlias = Annotated[str, Meta(max_length=MAX_SCHEMA)]

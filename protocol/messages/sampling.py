@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from protocol.ineffective import Facts, Ineffective
 from protocol.messages.base import MAX_ALTERNATIVES, MAX_NODES, LogProbability, MessagePart, Token, Verification
-from protocol.messages.grammar import Grammar
+from protocol.messages.grammar import Grammar, Thought
 
 Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0, description="0 takes the most probable token.")]
 TopP: TypeAlias = Annotated[
@@ -80,6 +80,8 @@ class RequestedSampling(SamplingFields, frozen=True, kw_only=True):
         tuple[tuple[Token, Annotated[float, Meta(ge=-1000.0, le=1000.0)]], ...], Meta(max_length=1024)
     ] = ()
     grammar: Grammar | None = None
+    closed_thought: Thought | None = None
+    """While this thought is open, its end is taken in place of an end token."""
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens too, beside as many others as `logprobs` says. The whole
@@ -97,8 +99,8 @@ class RequestedSampling(SamplingFields, frozen=True, kw_only=True):
 class Sampling(RequestedSampling, frozen=True, kw_only=True):
     """How the target turns logits into a token. No value is open.
 
-    The order is frequency and presence penalty (over what was generated on the node's own path), grammar,
-    logit bias, repetition penalty (over the last `repetition_context` tokens of that path, the prompt
+    The order is frequency and presence penalty (over what was generated on the node's own path), logit bias, end of an
+    open thought, grammar, repetition penalty (over the last `repetition_context` tokens of that path, the prompt
     included), top-k, top-p, min-p on the unscaled distribution, then division by temperature.
     """
 

@@ -5,6 +5,7 @@ alone. llguidance is imported on the first use of a grammar; its language is des
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, takewhile
@@ -18,6 +19,7 @@ from protocol.common_prefix import common_prefix
 from protocol.json_values import is_object
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Part, Several, Text, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, closed, parsed
+from protocol.sampling.schema_words import in_known_words
 from protocol.sampling.thought import AnyText, ThoughtState, TokenMask, TokenRules
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ def flaw(grammar: Grammar) -> str | None:
             reason = _flaw_of_schemas(grammar) or reason
     except (SchemaError, ValueError) as error:
         reason = str(error)
+    except (AttributeError, LookupError, TypeError, re.error) as error:
+        reason = f"something in it is of a wrong type ({error})"
+    if reason and "regex" in reason:
+        reason = f"a pattern is beyond the library: {' '.join(reason.split())}"
     return f"This JSON schema can't be enforced: {reason[:1000].rstrip('.')}." if reason else None
 
 
@@ -306,7 +312,7 @@ def _head(calls: Calls, rules: _Rules) -> str:
 
 def with_options(schema: Schema) -> Schema:
     """The schema with llguidance's options that the client may not choose, and with objects that end."""
-    schema = closed(schema)
+    schema = closed(in_known_words(schema))
     if isinstance(schema, bool):
         return schema
     given = schema.get("x-guidance")

@@ -18,6 +18,7 @@ import numpy as np
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import GrammarError, Grammars
+from protocol.sampling.thought import closing_token, free_position
 from protocol.sampling.top_tokens import log_total, top_values
 
 Paths: TypeAlias = Sequence[Sequence[int]]
@@ -276,7 +277,42 @@ class GrammarMask(LogitsProcessor):
         return None if mask is None or np.count_nonzero(mask) != 1 else int(mask.argmax())
 
 
-PROCESSORS: tuple[type[LogitsProcessor], ...] = (FrequencyPenalty, GrammarMask, LogitBias, RepetitionPenalty, *FILTERS)
+class ThoughtEnd(LogitsProcessor):
+    """Gives the probability of end tokens to the mark that ends the thought, while one is open."""
+
+    @classmethod
+    def wanted(cls, sampling: Sampling) -> bool:
+        return sampling.closed_thought is not None
+
+    def __init__(self, start: Start, grammars: Grammars) -> None:
+        assert start.sampling.closed_thought is not None
+        self._thought = start.sampling.closed_thought
+        self._temperature = start.sampling.temperature
+        self._ends = start.eos_tokens
+        self._position = free_position(self._thought, start.tokens[start.prompt_tokens :])
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._position = free_position(self._thought, tokens, self._position)
+
+    def apply(self, logits: mx.array, paths: Paths) -> mx.array:
+        behind = (closing_token(self._thought, free_position(self._thought, path, self._position)) for path in paths)
+        marks = {row: mark for row, mark in enumerate(behind) if mark is not None}
+        ends = [end for end in self._ends if end < logits.shape[-1]]
+        if not marks or not ends:
+            return logits
+        rows, columns = mx.array(list(marks))[:, None], mx.array([[mark, *ends] for mark in marks.values()])
+        found, heat = logits[rows, columns], self._temperature
+        moved = heat * log_total(found / heat) if heat else found.max(axis=-1, keepdims=True)
+        closed = mx.array(logits)
+        closed[rows, columns] = -mx.inf
+        closed[rows, columns[:, :1]] = moved
+        return closed
+
+
+PROCESSORS: tuple[type[LogitsProcessor], ...] = (
+    *(FrequencyPenalty, LogitBias, ThoughtEnd, GrammarMask, RepetitionPenalty),
+    *FILTERS,
+)
 """In the order of application. `Sampling` states this order to users."""
 
 

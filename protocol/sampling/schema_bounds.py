@@ -6,7 +6,7 @@ such an object has the named properties alone: every value of it fits the schema
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from math import isfinite
 from typing import Any, TypeAlias
@@ -40,13 +40,13 @@ def parsed(text: str) -> Schema:
     if len(text) > MAX_SCHEMA:
         raise SchemaError(f"it has {len(text):,} characters; the limit is {MAX_SCHEMA:,}")
     try:
-        schema = json.loads(text, parse_constant=_no_number)
+        schema = json.loads(text, parse_constant=_no_number, object_hook=_rooted)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"it is not valid JSON ({error})") from error
     if not is_object(schema) and not isinstance(schema, bool):
         raise SchemaError("it must be an object")
     try:
-        _require_bounds(schema)
+        require_bounds(schema)
     except SchemaError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -54,7 +54,8 @@ def parsed(text: str) -> Schema:
     return schema
 
 
-def _require_bounds(schema: Schema) -> None:
+def require_bounds(schema: Schema) -> None:
+    """Raises SchemaError for a schema that is too large or too deep."""
     objects = list(_objects(schema, 0))
     crossing = any(_intersects(one) for one in objects)
     states = 1 if crossing else 0
@@ -116,6 +117,12 @@ def _states(divisor: Any) -> int:
     return max(1, int("".join(map(str, digits))) * 10 ** max(0, int(exponent)))
 
 
+def _rooted(one: dict[str, Any]) -> dict[str, Any]:
+    """litellm's references have no `#`."""
+    reference = one.get("$ref")
+    return {**one, "$ref": f"#{reference}"} if isinstance(reference, str) and reference[:1] == "/" else one
+
+
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
@@ -135,23 +142,24 @@ def closed(schema: Schema) -> Schema:
     schemas hold together, one may name what another one does not, so such a schema stays as it is."""
     if isinstance(schema, bool) or any(_joins(one) for one in _schemas(schema)):
         return schema
-    return _closed(schema)
+    return each_schema(schema, lambda one: {**one, "additionalProperties": False} if _names_all(one) else one)
 
 
-def _closed(schema: Any) -> Any:
+def each_schema(schema: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """With this change to all schemas in it, the inner ones first."""
     if not is_object(schema):
         return schema
     found = dict(schema)
     for name in _ONE:
         if is_object(found.get(name)):
-            found[name] = _closed(found[name])
+            found[name] = each_schema(found[name], change)
     for name in _LISTED:
         if is_list(found.get(name)):
-            found[name] = [_closed(each) for each in found[name]]
+            found[name] = [each_schema(each, change) for each in found[name]]
     for name in _NAMED:
         if is_object(found.get(name)):
-            found[name] = {key: _closed(each) for key, each in found[name].items()}
-    return {**found, "additionalProperties": False} if _names_all(schema) else found
+            found[name] = {key: each_schema(each, change) for key, each in found[name].items()}
+    return change(found)
 
 
 def _names_all(schema: Mapping[str, Any]) -> bool:
@@ -168,17 +176,12 @@ def _joins(schema: Mapping[str, Any]) -> bool:
     return "allOf" in inside or bool(inside and beside) or len(inside) > 1
 
 
-def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    if not is_object(schema):
-        return
-    yield schema
-    for name in _ONE:
-        yield from _schemas(schema.get(name))
-    for name in _LISTED:
-        listed = schema.get(name)
-        for each in listed if is_list(listed) else ():
-            yield from _schemas(each)
-    for name in _NAMED:
-        named = schema.get(name)
-        for each in named.values() if is_object(named) else ():
-            yield from _schemas(each)
+def _schemas(schema: Any) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+
+    def kept(one: Mapping[str, Any]) -> Mapping[str, Any]:
+        found.append(one)
+        return one
+
+    each_schema(schema, kept)
+    return found

@@ -90,7 +90,7 @@ class ThoughtState:
         self._answers = {ThoughtPhase.BEHIND: behind, ThoughtPhase.WITHOUT: without, ThoughtPhase.UNDECIDED: without}
         self.vocabulary = vocabulary
         """Length of the masks."""
-        self._position = ThoughtPosition(ThoughtPhase.THINKING if thought.opened else ThoughtPhase.UNDECIDED)
+        self._position = free_position(thought, ())
         self._again = thought.again
         self._undecided: tuple[int, ...] = ()
         """Tokens that may belong to a start marker or to the answer."""
@@ -157,6 +157,8 @@ class ThoughtState:
             if following is None:
                 return None
             said = answering or following.phase in (ThoughtPhase.UNDECIDED, ThoughtPhase.WITHOUT)
+            # A call that ends the thought is the answer's.
+            said = said or token in self._thought.calls
             answer = [*answer, token] if said and following.phase is not ThoughtPhase.THINKING else []
             position = following
         return position, answer
@@ -178,8 +180,29 @@ def step(
     forced = _forced(thought, position)
     if token in ends if forced is None else token != forced:
         return None
+    return _thinking(thought, position, token)
+
+
+def free_position(thought: Thought, tokens: Sequence[int], position: ThoughtPosition | None = None) -> ThoughtPosition:
+    """Behind `tokens` on which nothing was enforced, from `position` or the beginning on."""
+    position = position or ThoughtPosition(ThoughtPhase.THINKING if thought.opened else ThoughtPhase.UNDECIDED)
+    for token in tokens:
+        inside = position.phase is ThoughtPhase.THINKING
+        position = (_thinking if inside else step)(thought, position, token) or position
+    return position
+
+
+def closing_token(thought: Thought, position: ThoughtPosition) -> int | None:
+    """The next token of the mark that ends the thought; None where none is open."""
+    if position.phase is not ThoughtPhase.THINKING:
+        return None
+    begun = range(len(position.recent), 0, -1)
+    return thought.end[next((count for count in begun if position.recent[-count:] == thought.end[:count]), 0)]
+
+
+def _thinking(thought: Thought, position: ThoughtPosition, token: int) -> ThoughtPosition:
     recent = (*position.recent, token)[-len(thought.end) :]
-    if recent == thought.end:
+    if recent == thought.end or token in thought.calls:
         spent = position.tokens if thought.budget is None else min(position.tokens, thought.budget)
         return ThoughtPosition(ThoughtPhase.BEHIND, spent)
     kept = len(thought.end) - 1

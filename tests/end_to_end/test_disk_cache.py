@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from orchestrator.cli.commands.cache import cache as cache_command
 from orchestrator.cli.commands.cache import cached_models
 from orchestrator.runtime.notices import Notice
 from protocol.kv.cache_files import disk_cache_folder
+from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS
 from tests.conftest import Reference
 from tests.support.models.architectures import write_tiny
 from tests.support.paths import DEMO_TARGET
@@ -33,6 +35,10 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "convolutions and attention": ("lfm2", {}, 700),
 }
 """What is kept: a random model, or the demo target; its options; the least tokens that are taken up."""
+
+
+class Interrupted(Exception):
+    """Somebody does not wait for a prompt to be read."""
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +80,27 @@ def test_a_new_pipeline_takes_up_the_turns_of_an_earlier_one(home: Path, referen
     assert [result.tokens for result in taken] == alone
     assert all(result.statistics.adopted_tokens >= least for result in taken)
     assert {file.stat().st_mode & 0o777 for file in files()} == {0o600}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("ends", ["its client leaves", "the pipeline ends"])
+@pytest.mark.parametrize("kind", ["rows", "recurrences and attention"])
+def test_a_prompt_that_was_interrupted_goes_on_where_it_was_read(home: Path, kind: str, ends: str):
+    name, prompt = KINDS[kind][0], TOKENS * 2
+    target = str(write_tiny(home / name, name, **LONG)) if name else str(DEMO_TARGET)
+    with suppress(Interrupted), opened(target, prefill_step_size=2) as pipeline:
+
+        def interrupt(tokens: int, _: int) -> None:
+            if tokens >= LEAST_TOKENS:
+                if ends == "the pipeline ends":
+                    pipeline.close()
+                raise Interrupted
+
+        with pipeline.stream(prompt, COLD) as stream:
+            stream.watch_reading(interrupt)
+            list(stream)
+    with opened(target) as pipeline:
+        assert LEAST_TOKENS <= pipeline.generate(prompt, COLD).statistics.adopted_tokens < len(prompt) - 1
 
 
 @pytest.mark.thorough

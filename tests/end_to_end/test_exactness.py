@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, InputError, Pipeline, SamplingParams
 from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.grammar import Thought
 from tests.conftest import Reference
 from tests.support.paths import DEMO_TARGET
 
@@ -19,6 +20,7 @@ PROMPTS = (
     "class Stack:\n    def push(self, item):\n",
     "for i in ",
 )
+CODEC = TextCodec(DEMO_TARGET)
 FILTERS = {
     "top_p": {"top_p": 0.8},
     "top_k": {"top_k": 20},
@@ -27,10 +29,13 @@ FILTERS = {
     "repetition_penalty": {"repetition_penalty": 1.3},
     "penalties": {"frequency_penalty": 0.8, "presence_penalty": -0.3},
     "schema": {"json_schema": {"type": "array", "items": {"enum": ["a", "bc", 1, None]}}, "logprobs": 2},
+    "closed thought": {
+        "closed_thought": Thought(((221,),), (815,), opened=True, again=True),
+        "logit_bias": dict.fromkeys(CODEC.eos, 12.0),
+    },
     "all at once": {"top_p": 0.95, "top_k": 200, "min_p": 0.01, "repetition_penalty": 1.1, "logit_bias": {344: 2.0}},
 }
 CONTEXT = 2048
-CODEC = TextCodec(DEMO_TARGET)
 
 
 def tokens(count: int, seed: int) -> tuple[int, ...]:

@@ -34,8 +34,12 @@ request = urllib.request.Request(
 )
 with urllib.request.urlopen(request, timeout=60) as answer:
     text = json.load(answer)["choices"][0]["text"]
+request.full_url, request.data = provider["base_url"] + "/models", None
+with urllib.request.urlopen(request, timeout=60) as answer:
+    eos = json.load(answer)["data"][0]["sampling_defaults"].get("reasoning_eos")
 base, arguments = provider["base_url"], words[words.index("exec"):]
-print(json.dumps({{"text": text, "base": base, "model": settings["model"], "arguments": arguments}}), flush=True)
+told = {{"text": text, "base": base, "model": settings["model"], "arguments": arguments, "eos": eos}}
+print(json.dumps(told), flush=True)
 if "wait" in words:
     time.sleep(60)
 sys.exit(3)
@@ -66,7 +70,7 @@ def test_a_server_is_started_for_the_program_and_ends_with_it(reference: Referen
     code, told, errors = _launch("--model-name", "mine")
 
     assert (code, told["text"], told["model"]) == (3, _answer(reference), "mine")
-    assert told["arguments"] == ["exec", "--json"]
+    assert (told["arguments"], told["eos"]) == (["exec", "--json"], "close")
     loading, kept, asks, *_ = errors.splitlines()
     assert (loading, asks) == ("Loading models ...", f"codex asks mine at {str(told['base'])[:-3]}.")
     assert kept.startswith("Keeps about ")

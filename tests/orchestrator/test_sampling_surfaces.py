@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from orchestrator.api.sampling import NOT_PRESET, PRESETS, UNFILTERED, SamplingParams
-from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_options
+from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_defaults, server_options
 from orchestrator.http.anthropic import MessagesRequest
 from orchestrator.http.openai.request import (
     BODY_NAMES,
@@ -91,6 +91,19 @@ def test_options_start_from_the_defaults_of_the_fields_and_leave_the_model_its_o
     assert all(known[name].default is None for name in ModelSampling.__struct_fields__)
 
 
+CLOSING = {"": None, "--preset greedy": "close", "--preset greedy --reasoning-eos keep": "keep"}
+
+
+@pytest.mark.parametrize("words", CLOSING)
+def test_a_server_with_a_preset_closes_thoughts(words: str):
+    @click.command()
+    @server_options
+    def command(**given: Any) -> Any:
+        return server_defaults(given).get("reasoning_eos")
+
+    assert command.main(words.split(), standalone_mode=False) == CLOSING[words]
+
+
 def test_what_a_request_leaves_open_is_the_model_s_and_what_it_names_is_its_own():
     own = ModelSampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1)
     asked = SamplingParams(temperature=0.0, top_k=0, max_tokens=9).submit("", "text").sampling
@@ -112,5 +125,7 @@ def test_measurements_use_nothing_of_the_model_s_own():
 
 
 def test_the_server_and_its_presets_set_the_same_fields():
-    assert {frozenset(values) for values in PRESETS.values()} == {frozenset(options(server_options)) - {"preset"}}
+    assert {frozenset(values) for values in PRESETS.values()} == {
+        frozenset(options(server_options)) - {"preset", "reasoning_eos"}
+    }
     assert set(SHARED_NAMES) <= set(BODY_NAMES)

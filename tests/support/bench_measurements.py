@@ -61,7 +61,7 @@ class FakeContender:
 
 
 def bench_plan(**changes) -> BenchPlan:
-    """As of the command line, without controls."""
+    """As of the command line."""
     words = {"draft_tokens": "1-2", "strategies": "ar,adaptive", "temperature": ()}
-    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "controls": False}
+    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8}
     return BenchPlan.of(**(words | others | changes))

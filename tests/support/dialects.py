@@ -12,7 +12,7 @@ from tests.support.fake_pipeline import FakePipeline
 
 Body = dict[str, Any]
 PENALTIES = ("frequency_penalty", "presence_penalty")
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_eos")
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,6 @@ class Dialect:
         """The sentence in an error."""
         return answer["error"]["message"]
 
-    def progress(self, events: list[Any]) -> list[int]:
-        """Tokens of the prompt that were read, as a stream tells."""
-        return [event["prompt_progress"]["processed"] for event in events if "prompt_progress" in event]
-
     def logprobs(self, answer: Any) -> Any:
         raise NotImplementedError
 
@@ -89,6 +85,14 @@ class Dialect:
 
 def _given(**fields: Any) -> Body:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _object(arguments: str) -> Any:
+    """A call that was cut off has arguments that are no JSON."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {"INVALID_JSON": arguments}
 
 
 def _without(answer: Any, *names: str) -> Any:
@@ -128,8 +132,14 @@ class Chat(Dialect):
                 if name in delta:
                     message[name] = message.get(name, "") + delta[name]
             for call in delta.get("tool_calls", []):
-                assert call["index"] == len(message.setdefault("tool_calls", []))
-                message["tool_calls"].append({name: value for name, value in call.items() if name != "index"})
+                calls, place = message.setdefault("tool_calls", []), call.pop("index")
+                if "id" in call:
+                    assert place == len(calls)
+                    calls.append(call)
+                else:
+                    assert place == len(calls) - 1
+                    assert call.keys() == {"function"}
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
             if part["logprobs"] is not None:
                 choice["logprobs"] = choice["logprobs"] or {"content": [], "refusal": None}
                 choice["logprobs"]["content"] += part["logprobs"]["content"]
@@ -151,7 +161,7 @@ class Chat(Dialect):
         return Reply(
             message["content"] or "",
             message.get("reasoning_content", ""),
-            [(call["name"], json.loads(call["arguments"])) for call in calls],
+            [(call["name"], _object(call["arguments"])) for call in calls],
             choice["finish_reason"] == "length",
             (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"]),
             answer.get("warnings", []),
@@ -254,7 +264,7 @@ class Responses(Dialect):
         return Reply(
             "".join(item["content"][0]["text"] for item in kinds["message"]),
             "\n\n".join(item["content"][0]["text"] for item in kinds["reasoning"]),
-            [(item["name"], json.loads(item["arguments"])) for item in kinds["function_call"]],
+            [(item["name"], _object(item["arguments"])) for item in kinds["function_call"]],
             cut,
             (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"]),
             answer.get("warnings", []),
@@ -325,10 +335,11 @@ class Messages(Dialect):
                     blocks[event["index"]][name] += event["delta"][name]
                 case "content_block_stop":
                     if arguments:
-                        blocks[event["index"]]["input"] = json.loads(arguments)
+                        blocks[event["index"]]["input"] = _object(arguments)
                 case "message_delta":
                     message |= event["delta"]
                     message["usage"] |= event["usage"]
+                    message["speculation"] = event["speculation"]
                     warnings = [*warnings, *event.get("warnings", [])]
         stopped = [event["index"] for event in events if event["type"] == "content_block_stop"]
         assert stopped == list(range(len(blocks)))

@@ -43,6 +43,8 @@ def statistics(prompt: int, generated: int) -> Statistics:
         overhead_per_round=0.001,
         adopted_tokens=1,
         overlapped_rounds=2,
+        draft_tokens=2,
+        lookup_tokens=1,
     )
 
 
@@ -64,8 +66,8 @@ class FakeStream:
     async def __aiter__(self) -> AsyncIterator[str]:
         self._pipeline.running += 1
         try:
-            for tokens in self._pipeline.read:
-                self._on_reading(tokens, len(self._prompt))
+            for tokens, queued in self._pipeline.read:
+                self._on_reading(tokens, len(self._prompt), queued)
             for piece in self._pipeline.pieces(self._params):
                 if piece is None:
                     self._pipeline.stuck.set()
@@ -92,8 +94,8 @@ class FakePipeline:
     """Why every generation ends, and by which stop string."""
     result: Result | None = None
     """Of every generation, in place of one that is made from the pieces."""
-    read: Sequence[int] = ()
-    """Tokens of each prompt of which is told that they are read."""
+    read: Sequence[tuple[int, int]] = ()
+    """Tokens of each prompt of which is told that they are read, and its place in the queue."""
     running: int = 0
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

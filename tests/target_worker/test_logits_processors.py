@@ -45,6 +45,7 @@ FORM = (Json(GRAMMAR.schema), "\n</call>")
 CALL = Grammar("", Calls((FORM,), start=("<call>\n",), separator=("\n",), repeats=True))
 PERHAPS = Grammar("", Calls((FORM,), start=(7, "\n"), optional=True, letters="<call>"))
 THOUGHT = Thought((ids("<"),), ids("]"), opened=True, budget=7)
+CLOSED = Thought((ids("<"),), ids("]"), opened=True, again=True)
 SAMPLINGS = {
     "penalties": Sampling(frequency_penalty=0.7, presence_penalty=-0.4),
     "penalties, hot": Sampling(temperature=1.0, seed=4, frequency_penalty=-1.5, presence_penalty=2.0, top_p=0.9),
@@ -55,6 +56,15 @@ SAMPLINGS = {
     "optional calls": Sampling(temperature=1.0, seed=11, grammar=PERHAPS, logit_bias=((7, 6.0),)),
     "thought": Sampling(temperature=1.0, seed=9, grammar=Grammar(GRAMMAR.schema, thought=THOUGHT)),
     "thought, then anything": Sampling(temperature=1.5, seed=10, grammar=Grammar("", thought=THOUGHT)),
+    "closed thought": Sampling(closed_thought=CLOSED, logit_bias=((END, 1.5),)),
+    "closed thought, hot": Sampling(temperature=1.5, seed=12, closed_thought=CLOSED, logit_bias=((END, 4.0),)),
+    "closed thought, then a form": Sampling(
+        temperature=1.0,
+        seed=13,
+        grammar=Grammar(GRAMMAR.schema, thought=msgspec.structs.replace(THOUGHT, budget=None)),
+        closed_thought=msgspec.structs.replace(CLOSED, again=False),
+        logit_bias=((END, 8.0),),
+    ),
     "everything": Sampling(
         temperature=0.9,
         seed=8,
@@ -83,15 +93,32 @@ def expected(folder: Path, sampling: Sampling) -> tuple[tuple[int, ...], tuple[f
         logits = bare.copy()
         for token, count in Counter(tokens[len(PROMPT) :]).items():
             logits[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
+        if sampling.closed_thought is not None:
+            logits[END] += dict(sampling.logit_bias)[END]
+            if close_at_an_end(tokens[len(PROMPT) :], sampling.closed_thought.again):
+                (close,), heat = CLOSED.end, sampling.temperature or 0.01
+                logits[close], logits[END] = heat * np.logaddexp(*(logits[[close, END]] / heat)), -np.inf
         if sampling.grammar is not None:
             (mask,) = grammars.open(sampling.grammar, (END,), tokens[len(PROMPT) :]).allowed([()])
             assert mask is not None
             logits[~mask] = -np.inf
-        rest = msgspec.structs.replace(sampling, frequency_penalty=0.0, presence_penalty=0.0, grammar=None)
+        done = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "grammar": None}
+        if sampling.closed_thought is not None:
+            done |= {"closed_thought": None, "logit_bias": ()}
+        rest = msgspec.structs.replace(sampling, **done)
         row = scores(processed(mx.array(logits)[None], rest, tokens), [len(tokens)], sampling, noise)
         tokens.append(int(mx.argmax(row)))
         logs.append(float(bare[tokens[-1]] - np.logaddexp.reduce(bare)))
     return tuple(tokens), tuple(logs)
+
+
+def close_at_an_end(said: Sequence[int], again: bool) -> bool:
+    """Whether a thought of CLOSED is open behind the generated tokens."""
+    ((start,),), (close,) = CLOSED.starts, CLOSED.end
+    inside = True
+    for token in said:
+        inside = token != close if inside else again and token == start
+    return inside
 
 
 def begin(sampling: Sampling, tokens: Sequence[int] = PROMPT, request: int = 1) -> Start:

@@ -116,15 +116,17 @@ def test_a_longer_arena_is_preferred_to_the_prefix_cache():
     assert (adopted.prefilled.adopted, adopted.prefilled.warning) == (89, "")
 
 
-def test_the_partial_prefill_of_a_cancelled_prompt_is_reused():
-    worker = sharing()
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
+def test_the_partial_prefill_of_a_cancelled_prompt_is_reused(name: str):
+    of = LanguageModel(tiny(name))
+    worker = sharing(of=of)
     list(worker.handle(begin()))
     list(worker.work())
     answers(worker, Stop(RequestId(1)))
     talk = Request(worker, begin(request=2))
 
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (64, 25)
-    assert talk.decode(9) == fresh(LONG_PROMPT, 9)
+    assert talk.decode(9) == fresh(LONG_PROMPT, 9, of)
 
 
 def at_once(worker: TargetWorker, prompts: list[list[int]]) -> list[Prefilled]:

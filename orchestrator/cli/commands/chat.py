@@ -294,7 +294,7 @@ def _read(stream: Stream, show: Show, most: int | None) -> StreamedAnswer:
     """`most`: tokens of the answer, if the context has room for them."""
     pieces: list[str] = []
     first = None
-    stream.watch_reading(lambda tokens, total: show("", reading(tokens, total)))
+    stream.watch_reading(lambda *told: show("", reading(*told)))
     try:
         for piece in stream:
             now = time.monotonic()

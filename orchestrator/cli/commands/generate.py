@@ -159,7 +159,7 @@ def _ask(
         client.stream(text if chat is None else chat.tokens([{"role": "user", "content": text}]), params) as stream,
         Console(stderr=True, quiet=silent).status(printing.READING) as status,
     ):
-        stream.watch_reading(lambda tokens, total: status.update(printing.reading(tokens, total)))
+        stream.watch_reading(lambda *told: status.update(printing.reading(*told)))
         for piece in stream:
             status.stop()
             if not as_json:

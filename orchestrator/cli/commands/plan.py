@@ -10,7 +10,7 @@ from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.printing import show
 from orchestrator.cli.sentences import say
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.plan import GREEDY, SAMPLED, Scenario, pays_from, plan_findings, predict
+from orchestrator.lab.simulate.plan import COOL, GREEDY, SAMPLED, Scenario, by_acceptance, plan_findings, predict
 from orchestrator.machine.profiles.device_profiles import calibration_file, load_profile
 
 _DEFAULT_PROFILE = "m4-16gb-qwen2.5-3b"
@@ -46,10 +46,10 @@ def plan(profile: str | None, temperature: tuple[float, ...], plot: Path | None,
     device = load_profile(profile or (str(measured) if measured.is_file() else _DEFAULT_PROFILE))
     scenarios = []
     for each in temperature or (0.0, 1.0):
-        acceptance = SAMPLED if each > 0 else GREEDY
+        acceptance = GREEDY if each == 0 else COOL if each < 1 else SAMPLED
         scenarios.append(Scenario(devices=Devices.of(device), acceptance=acceptance, temperature=each))
     with nullcontext() if as_json else Console(stderr=True).status("Simulating ..."):
-        findings = plan_findings(device, [(one, predict(one), pays_from(one)) for one in scenarios])
+        findings = plan_findings(device, [(one, predict(one), by_acceptance(one)) for one in scenarios])
     if not as_json:
         say(f"{findings.title}\n")
     show(findings, as_json, plot)

@@ -228,7 +228,7 @@ def serve(
         follow_starter()
     models = configured_models(click.get_current_context(), _OF_ONE_MODEL)
     keep, memory = options.pop("keep"), options.pop("models_memory")
-    defaults = server_defaults(options)
+    defaults = ({"reasoning_eos": "close"} if for_starter else {}) | server_defaults(options)
     notes = without_effect(settings, several=bool(models))
     embedding, target = _embedding(options.pop("embedding_model"), keep), settings.target
     server, port, made = _server(options, target, defaults, embedding)

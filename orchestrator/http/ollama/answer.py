@@ -1,6 +1,7 @@
 """The answers of /api/chat and /api/generate: one object, or lines that build it up. Pure but for the time of day."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,10 +9,10 @@ import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import OutputEvent, PromptProgress, WaitingStream, warned
+from orchestrator.http.generation import OutputEvent, PromptProgress, WaitingStream, sources, warned
 from orchestrator.http.model_table import Seconds
-from orchestrator.http.openai.answer_content import AnswerContent
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
+from orchestrator.http.openai.answer_content import AnswerContent, arguments_object
+from orchestrator.text.answer.parts import Arguments, Call, Reasoning, Spoken, ThoughtJoiner
 
 MEDIA_TYPE = "application/x-ndjson"
 _NANOSECONDS = 1_000_000_000
@@ -36,15 +37,14 @@ class OllamaAnswer:
         self._model = model
         self._content = content
         self._joiner = ThoughtJoiner()
+        self._call = Call("", "")
+        """The one at hand, which clients take only whole."""
+        self._arguments: list[str] = []
         self._chat = chat
         self._loading = loading
 
-    def idle(self) -> bytes:
-        return line(empty_line(self._model, chat=self._chat))
-
-    def reading(self, event: PromptProgress) -> bytes:
-        progress = {"processed": event.tokens, "total": event.total}
-        return line(empty_line(self._model, chat=self._chat, prompt_progress=progress))
+    def idle(self, event: PromptProgress | None = None) -> bytes:
+        return line(empty_line(self._model, chat=self._chat, **(event.field if event else {})))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
@@ -74,10 +74,19 @@ class OllamaAnswer:
         (result,) = results
         return [line({**self._piece(""), **self._end(result)})]
 
-    def _parse(self, event: OutputEvent) -> Iterator[Part]:
-        return map(self._joiner.push, self._content.parse(event))
+    def _parse(self, event: OutputEvent) -> Iterator[Reasoning | Spoken | Call]:
+        for part in map(self._joiner.push, self._content.parse(event)):
+            match part:
+                case Call():
+                    self._call, self._arguments = part, [part.arguments]
+                case Arguments(text, last=last):
+                    self._arguments.append(text)
+                    if last:
+                        yield replace(self._call, arguments="".join(self._arguments))
+                case _:
+                    yield part
 
-    def _of_part(self, part: Part) -> dict[str, Any]:
+    def _of_part(self, part: Reasoning | Spoken | Call) -> dict[str, Any]:
         match part:
             case Reasoning(text):
                 return self._piece("", text)
@@ -108,6 +117,7 @@ class OllamaAnswer:
             "prompt_eval_duration": _nanoseconds(figures.prefill_seconds),
             "eval_count": figures.generated_tokens,
             "eval_duration": _nanoseconds(figures.generated_tokens / rate if rate else 0.0),
+            **sources([result]),
             **warned([*prompt.warnings, *prompt.if_cut([result])]),
         }
 
@@ -118,7 +128,7 @@ def waiting_line(model: str, *, chat: bool) -> WaitingStream:
 
 
 def _call(part: Call) -> dict[str, Any]:
-    return {"function": {"name": part.name, "arguments": msgspec.json.decode(part.arguments)}}
+    return {"function": {"name": part.name, "arguments": arguments_object(part.arguments)}}
 
 
 def _nanoseconds(seconds: Seconds) -> int:

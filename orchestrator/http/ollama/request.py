@@ -127,6 +127,7 @@ _OPTIONS = (
     "repeat_penalty",
     "frequency_penalty",
     "presence_penalty",
+    "reasoning_eos",
     "seed",
     "stop",
 )

@@ -278,8 +278,7 @@ def _details(model: CataloguedModel) -> dict[str, Any]:
 @cache
 def _capabilities(folder: Path) -> tuple[str, ...]:
     form = ChatPrompts(ChatTemplate(folder)).form
-    found = {"completion": True, "tools": form.knows_tools, "thinking": form.thinks}
-    return tuple(name for name, there in found.items() if there)
+    return ("completion", "tools", *(("thinking",) if form.thinks else ()))
 
 
 def _kind(folder: Path) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from orchestrator.http.generation import (
     TextPiece,
     WaitingStream,
     frame,
+    sources,
     warned,
 )
 from orchestrator.http.openai.answer_content import LogprobTranscript, call_id, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.openai.prompts import PreparedRequest
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.tokenizer import TextCodec
 
 
@@ -81,22 +82,19 @@ class ChoiceAnswer:
         results = [_silenced(result) for result in results] if self.silent else results
         shown = results if self.returned is None else best(results, self._prompts, self.returned)
         choices = [choice.whole(result) for choice, result in zip(self._read, shown, strict=False)]
-        answer = {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self._usage(results)}
+        answer = {**self._head(_OBJECT[self.kind]), "choices": choices, **self._usage(results)}
         return answer | warned([*self.prompt.warnings, *self.prompt.if_cut(results)])
 
     def opening(self) -> Iterable[bytes]:
-        if self.kind == "text":
-            return [frame(self.piece(index, echo.text)) for index, echo in enumerate(self.echoed)]
-        first, *others = [self.chunk(index, {"role": "assistant", "content": ""}) for index in range(self.choices)]
-        return map(frame, [first | warned(self.prompt.warnings), *others])
+        told = warned(self.prompt.warnings)
+        texts = [echo.text for echo in self.echoed] or [""] * bool(told)
+        contents = [{"role": "assistant", "content": ""}] * self.choices if self.kind == "chat" else texts
+        return [frame(self.chunk(place, each) | ({} if place else told)) for place, each in enumerate(contents)]
 
-    def idle(self) -> bytes:
-        return COMMENT
-
-    def reading(self, event: PromptProgress) -> bytes:
-        """A chunk without text. `prompt_progress` has the names that llama.cpp's server gives it."""
-        chunk = self.chunk(event.index, {} if self.kind == "chat" else "")
-        return frame({**chunk, "prompt_progress": {"processed": event.tokens, "total": event.total}})
+    def idle(self, event: PromptProgress | None = None) -> bytes:
+        if event is None:
+            return COMMENT
+        return frame(self.chunk(event.index, {} if self.kind == "chat" else "") | event.field)
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         made = [*self._read[event.index].chunks(event)]
@@ -108,7 +106,7 @@ class ChoiceAnswer:
         return [frame(error.openai_body())]
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
-        last = {**self._head(self._chunk_object), "choices": [], "usage": self._usage(results)}
+        last = {**self._head(self._chunk_object), "choices": [], **self._usage(results)}
         return [frame(last), _DONE] if self.with_usage else [_DONE]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
@@ -125,9 +123,8 @@ class ChoiceAnswer:
         return [_Choice(self, index) for index in range(self.choices)]
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
-        return usage(
-            results, self._prompts, sum(self.reasoning_tokens(each.reasoning) for each in self._read if each.reasoning)
-        )
+        thoughts = sum(self.reasoning_tokens(each.reasoning) for each in self._read if each.reasoning)
+        return {"usage": usage(results, self._prompts, thoughts), **sources(results)}
 
     @property
     def _prompts(self) -> int:
@@ -162,7 +159,8 @@ class _Choice:
         codec, prompt = answer.codec, answer.prompt
         self._transcript = None if codec is None else LogprobTranscript(answer.kind, codec, prompt.shown, prompt.marked)
         self._joiner = ThoughtJoiner()
-        self._calls: list[dict[str, Any]] = []
+        self._calls: list[tuple[Call, list[str]]] = []
+        """With the pieces of their arguments."""
         self._texts: list[str] = []
         self.reasoning = ""
 
@@ -190,7 +188,8 @@ class _Choice:
         if self.reasoning:
             message = {**message, "reasoning_content": self.reasoning}
         if self._calls:
-            message = {**message, "content": text.strip() or None, "tool_calls": self._calls}
+            calls = [_chat_call(call, "".join(pieces)) for call, pieces in self._calls]
+            message = {**message, "content": text.strip() or None, "tool_calls": calls}
         return {"index": self._index, "message": message, **end}
 
     def _of_parts(self, parts: Sequence[Part], logprobs: Any) -> Iterator[dict[str, Any]]:
@@ -204,12 +203,18 @@ class _Choice:
                     self._texts.append(text)
                     yield self._answer.piece(self._index, text, logprobs)
                     logprobs = None
-                case Call():
-                    place = len(self._calls)
-                    self._calls.append(_chat_call(part))
-                    yield self._answer.chunk(self._index, {"tool_calls": [{"index": place, **self._calls[-1]}]})
+                case Call(arguments=text):
+                    self._calls.append((part, [text]))
+                    yield self._of_call(_chat_call(part, text))
+                case Arguments(text):
+                    self._calls[-1][1].append(text)
+                    if text:
+                        yield self._of_call({"function": {"arguments": text}})
         if logprobs:
             yield self._answer.piece(self._index, "", logprobs)
+
+    def _of_call(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return self._answer.chunk(self._index, {"tool_calls": [{"index": len(self._calls) - 1, **delta}]})
 
     def _logprobs(self, text: str, chosen: Iterable[Chosen]) -> Any:
         return None if self._transcript is None else self._transcript.push(text, chosen, self._parser.thoughts)
@@ -224,8 +229,8 @@ class _Choice:
         return self._logprobs("", chosen) or no_logprobs(self._answer.kind, codec)
 
 
-def _chat_call(call: Call) -> dict[str, Any]:
-    return {"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _chat_call(call: Call, arguments: str) -> dict[str, Any]:
+    return {"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _silenced(result: Result) -> Result:

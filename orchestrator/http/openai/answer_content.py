@@ -3,8 +3,11 @@
 import uuid
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Literal
+
+import msgspec
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, TextPiece
@@ -67,6 +70,13 @@ class AnswerContent:
 def call_id(call: Call) -> str:
     """A new one if the model gave it none. Mistral's templates read only ids of nine letters and digits."""
     return call.id or uuid.uuid4().hex[:9]
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """The arguments of a call. Text that is no JSON, as of a call that was cut off, has a name that says so."""
+    with suppress(ValueError, RecursionError):
+        return msgspec.json.decode(text, type=dict[str, Any])
+    return {"INVALID_JSON": text}
 
 
 class LogprobTranscript:

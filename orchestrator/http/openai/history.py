@@ -4,7 +4,9 @@
 reads. What a template refuses nevertheless is repaired in `orchestrator/text/repairs.py`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,9 +50,20 @@ def placeholder(kind: object) -> str:
 
 
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+_INSTRUCTIONS = ("system", "developer")
 _OTHER_ROLES = {"human": "user", "model": "assistant", "ai": "assistant"}
 THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
 """Parts of earlier answers that most templates leave out too."""
+_BILLING = re.compile(r"^x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*(?:;|(?=\n|$)))+\s*")
+"""Claude Code's first text, for its own provider."""
+_UNBILLED = "The billing header in the instructions is left out, since it differs in each request."
+_FACTS = (
+    ("<env>\n", "</env>"),
+    ('<context name="gitStatus">', "</context>"),
+    ("Git snapshot at conversation start.", "\n```\n"),
+)
+"""How folder, date and git's status begin and end in the instructions of Cline, Continue, opencode and Qwen Code."""
+_MOVED = "Folder, date and git's status in the instructions stand at the beginning of the first message instead."
 _SHOWN_CHARACTERS = 64
 """Of a client's word that a note repeats."""
 _BROKEN = "arguments"
@@ -111,6 +124,28 @@ def _with_texts(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]
     return found, [Note("part", note)] if missing else []
 
 
+def _with_lasting_instructions(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]:
+    """What differs in each request or session costs what stands behind it, and templates write tools there."""
+    found, facts, notes = list[Message](), list[str](), list[Note]()
+    leading = [*takewhile(lambda message: message["role"] in _INSTRUCTIONS, messages)]
+    rest = [*messages[len(leading) :]]
+    for message in leading:
+        text = _BILLING.sub("", message["content"])
+        if text != message["content"]:
+            notes.append(Note("billing", _UNBILLED))
+        for begin, end in _FACTS if rest and rest[0]["role"] == "user" else ():
+            head, mark, behind = text.partition(begin)
+            fact, closed, tail = behind.partition(end)
+            if closed:
+                text = f"{head}[at the beginning of the first message]{tail}"
+                facts.append(mark + fact + closed.rstrip())
+        found.append({**message, "content": text})
+    if facts:
+        notes.append(Note("place", _MOVED))
+        rest[0] = {**rest[0], "content": "\n\n".join([*facts, rest[0]["content"]])}
+    return [*found, *rest], notes
+
+
 def parts(content: Any) -> Sequence[Any]:
     """Those of a content, which may be one by itself."""
     if content is None:
@@ -136,13 +171,13 @@ def _part_text(part: Any) -> str | None:
     source = part.get("source")
     inner = source if isinstance(source, Mapping) and source.get("type") in ("text", "content") else part
     held = inner.get("data") if inner.get("type") == "text" else inner.get("content")
-    texts = [each if isinstance(each, str) else _plain_text(each) for each in parts(held)]
+    texts = [*map(_plain_text, parts(held))]
     known = [text for text in texts if text is not None]
     return "\n".join(known) if known and len(known) == len(texts) else None
 
 
 def _plain_text(part: Any) -> str | None:
-    text = part.get("text") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else part
     return text if isinstance(text, str) else None
 
 
@@ -159,7 +194,8 @@ def _with_whole_calls(messages: Sequence[Message]) -> tuple[list[Message], list[
         rest = {name: value for name, value in message.items() if name != "tool_calls"}
         listed = message.get("tool_calls")
         calls = [whole for call in parts(listed) if (whole := _whole_call(call, broken))]
-        found.append({**rest, "tool_calls": calls} if calls else rest)
+        # The stream of a chat has the white space before a call, which the template writes too.
+        found.append({**rest, "content": rest["content"].rstrip(), "tool_calls": calls} if calls else rest)
     note = "Arguments of earlier calls that are no JSON object are read as text, and calls without a name are left out."
     return found, [Note("call", note)] if broken else []
 
@@ -197,6 +233,7 @@ _READINGS: Sequence[Callable[[Sequence[Message]], tuple[list[Message], list[Note
     _with_known_roles,
     _with_functions_as_tools,
     _with_texts,
+    _with_lasting_instructions,
     _with_whole_calls,
 )
 

@@ -61,13 +61,13 @@ class ModelServer:
         for fault in template.faults:
             log.warning("%s can't chat, only complete texts. %s", settings.names[0], fault)
 
-    async def tokens(self, request: Request, asked: ChatRequest | str, *, special: bool = True) -> Sequence[int]:
+    async def encoded(self, request: Request, asked: ChatRequest | str, *, special: bool = True) -> PreparedRequest:
         """As of `Preparation`. Raises ApiError for far more text than the context has."""
         with self._figures.limit.take(1):
             serving = (await self.health.check()).serving
             # The largest of all contexts while no pipeline serves.
             context = MAX_CONTEXT if serving is None else serving.context
-            return await self._work.unless_ended(request, self._preparation.tokens(asked, context, special=special))
+            return await self._work.unless_ended(request, self._preparation.encoded(asked, context, special=special))
 
     async def prepared(self, request: Request, question: ChatRequest) -> PreparedRequest:
         """Raises ApiError for what the model's chat template can't render."""
@@ -127,9 +127,9 @@ class ModelServer:
         `model_name`."""
         name = self.model_name(question.model)
         if question.model in (None, name):
-            return name, question
+            return name, replace(question, background=isinstance(question, ChatRequest) and is_task(question))
         note = Note("model", f"This server has no {question.model}, so {name} answers.")
-        return name, replace(question, notes=(*question.notes, note))
+        return name, replace(question, notes=(*question.notes, note), background=True)
 
 
 _BACKGROUND = re.compile(r"claude-[\w.-]{0,40}haiku[\w.-]{0,40}|gpt-[\w.-]{1,40}-(mini|nano)[\w.-]{0,40}", re.ASCII)
@@ -140,6 +140,19 @@ it in some of them."""
 def background(name: str, names: Container[str]) -> bool:
     """Whether a request for `name` is answered by a model that is none of these `names`."""
     return name not in names and _BACKGROUND.fullmatch(name) is not None
+
+
+_TASK = re.compile(
+    r"(?i)title generator|(generate|provide|suggest|create|write|reply with)\b[^.\n]{0,60}"
+    r"\b(title|tags|follow-up questions)\b|summari[sz]e\b[^.\n]{0,60}\bconversation\b"
+)
+"""What clients ask for by themselves: Open WebUI, opencode, Zed, LibreChat, Crush, Qwen Code."""
+
+
+def is_task(question: ChatRequest) -> bool:
+    """Whether a client asks by itself for a title or a summary, and nobody waits for the answer."""
+    said = (str(question.messages[place].get("content")) for place in (0, -1))
+    return not question.tools and any(_TASK.search(text, 0, 400) for text in said)
 
 
 def unknown_model(names: Sequence[str]) -> ApiError:

@@ -20,20 +20,23 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported, wrong
 from orchestrator.http.openai.history import Note, template_messages
-from orchestrator.http.openai.request import ChatRequest, CompletionRequest, sampling
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest, ReasoningEos, sampling
 from orchestrator.http.work import in_thread
 from orchestrator.machine.grammar_check import require_enforceable
 from orchestrator.text.answer.parsers import MarkedParser
-from orchestrator.text.answer.parts import AnswerParser
-from orchestrator.text.answer_format import AnswerFormat, infer_answer_format
+from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.families.generic import NOTE
 from orchestrator.text.families.harmony import HARMONY_EFFORTS
 from orchestrator.text.families.qwen import JSON_CALLS
+from orchestrator.text.plain_text import BREAK
+from orchestrator.text.repairs import calls_as_text
 from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState, ThoughtText
-from protocol.messages.grammar import Grammar
+from protocol.messages.grammar import Grammar, Thought
+from protocol.sampling.thought import closing_token, free_position
 
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""
@@ -42,6 +45,11 @@ _LONG_RULES = 1 << 11
 """Characters of instructions and tools, below which it does not matter where they end."""
 _RULES_KNOWN = 4
 """Different ones whose tokens are kept."""
+_OPEN_THOUGHT = "The answer ended inside a thought. With reasoning_eos close, the thought ends and the answer follows."
+_IMITATED = (
+    "Messages hold texts that look like the model's control tokens. They are read as text, but where turns were joined "
+    "or became text, only text separates them, which messages can imitate."
+)
 _CUT_JSON = "The JSON is incomplete, since the answer was cut off at its limit of tokens: give a larger one."
 
 
@@ -54,6 +62,7 @@ class PreparedRequest:
     """What is generated for a request, and how to read the answers."""
 
     prompts: Sequence[Prompt]
+    """That of a chat has the breaks of `plain_text`."""
     new_parser: Callable[[], AnswerParser] = MarkedParser
     """Makes the parser of one choice."""
     shown: frozenset[int] = frozenset()
@@ -68,6 +77,10 @@ class PreparedRequest:
     """The beginning of the text that other conversations have too; empty if it is short or not known."""
     notes: Sequence[Note] = ()
     """What of the request was changed, has no effect, or is not read by the model."""
+    open_thought: Thought | None = None
+    """The thoughts in tokens that the answers may leave open."""
+    closes: bool = False
+    """An end in an open thought ends the thought instead."""
     tokens: Sequence[Sequence[int]] = ()
     """Of the prompts, once they are encoded."""
 
@@ -77,16 +90,25 @@ class PreparedRequest:
         return [*dict.fromkeys(note.text for note in self.notes)]
 
     def if_cut(self, results: Sequence[Result]) -> list[str]:
-        """What a client is told of results that were cut off; empty if nothing."""
+        """What a client is told of results that were cut off, or ended inside a thought; empty if nothing."""
         cut = any(result.finish_reason == "length" for result in results)
-        return [_CUT_JSON] if cut and self.grammar is not None and self.grammar.schema else []
+        told = [_CUT_JSON] if cut and self.grammar is not None and self.grammar.schema else []
+        return [*told, _OPEN_THOUGHT] if any(map(self._left_open, results)) else told
+
+    def _left_open(self, result: Result) -> bool:
+        ended = result.tokens and result.finish_reason == "stop" and result.stop is None
+        if self.open_thought is None or not ended:
+            return False
+        return closing_token(self.open_thought, free_position(self.open_thought, result.tokens[:-1])) is not None
 
 
 class ChatPrompts:
     """Renders the chats of one model."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, reasoning_eos: ReasoningEos = "keep") -> None:
+        """`reasoning_eos`: of requests that do not say."""
         self._template = template
+        self._reasoning_eos = reasoning_eos
         self.form: AnswerFormat = infer_answer_format(template)
         self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
         # Such a template joins texts.
@@ -95,11 +117,6 @@ class ChatPrompts:
     def render(self, question: ChatRequest) -> PreparedRequest:
         """Raises ApiError for what the model's chat template can't render."""
         tools = question.offered
-        if tools and not self.form.knows_tools:
-            raise unsupported(
-                "tools",
-                "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
-            )
         grammar = question.grammar(self.form.call_writer or JSON_CALLS)
         if grammar is not None and grammar.calls is not None and self.form.call_writer is None:
             raise unsupported(
@@ -107,16 +124,21 @@ class ChatPrompts:
                 "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
                 "response_format.",
             )
-        messages = template_messages(
-            self.form.with_described_tools(question.messages, tools),
+        read = template_messages(
+            question.messages,
             both=not self.form.harmony,
             joined=self._joins_results,
             written=self._writes_arguments,
         )
+        # Behind the reading of arguments, whose JSON may have any character escaped.
+        shown_tools = self._template.plain(tools)
+        messages, generic = self._template.plain_messages(read), self.form.generic
+        messages = self.form.with_described_tools(calls_as_text(messages) if generic else messages, shown_tools)
+        passed = None if generic else shown_tools or None
         try:
             rendering = self._template.render(
                 messages,
-                tools or None,
+                passed,
                 answering=question.add_generation_prompt is not False,
                 continued=question.continues,
                 **self._variables(question),
@@ -124,8 +146,12 @@ class ChatPrompts:
         except PipelineError as error:
             raise of_pipeline(error) from error
         text = rendering.text
-        changed = [Note("template", sentence) for sentence in rendering.repaired]
-        grammar = self._behind_thought(grammar, text, question)
+        sentences = [*rendering.repaired, *([NOTE] if generic and tools else ())]
+        if rendering.repaired and BREAK in text:
+            sentences.append(_IMITATED)
+        # Such a grammar begins behind the thought.
+        calls = bool(tools) and (grammar is None or grammar.optional)
+        grammar = self._behind_thought(grammar, self.form.thought_before(text, calls=calls), question)
         # Without a thought in it, only a grammar of optional calls leaves room for one.
         room = grammar is None or grammar.optional or grammar.thought is not None
         opened = room and self.form.opens_thought(text)
@@ -138,20 +164,27 @@ class ChatPrompts:
             marked,
             grammar,
             self.form.thought_text(opened) if room else None,
-            self._rules(text, messages, tools, question),
-            [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
+            self._rules(text, messages, passed, question),
+            [
+                *question.notes,
+                *self._of_thinking(question),
+                *(Note("template", each) for each in sentences),
+                *_unread(rendering.left_out),
+            ],
+            self.form.open_thought(text, calls=calls) if room else None,
+            (question.reasoning_eos or self._reasoning_eos) == "close",
         )
 
     def _rules(
         self,
         text: str,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
         question: ChatRequest,
     ) -> str:
         if len(text) < _LONG_RULES:
             return ""
-        rules = self._template.beginning(messages, tools or None, **self._variables(question))
+        rules = self._template.beginning(messages, tools, **self._variables(question))
         return rules if len(rules) >= _LONG_RULES and text.startswith(rules) else ""
 
     def _of_thinking(self, question: ChatRequest) -> list[Note]:
@@ -160,16 +193,18 @@ class ChatPrompts:
         wanted = switch if switch is not None else None if effort is None else effort != "none"
         if not self.form.thinks:
             unsaid = "The model writes no thinking that can be told from its text, so the request for it has no effect."
-            return [Note("field", unsaid)] if wanted else []
+            return [Note("field", unsaid)] if wanted or question.reasoning_eos == "close" else []
         if wanted is None or self._variables(question):
             return []
         return [
             Note("field", "The chat template has no switch for thinking, so the model thinks as it does by itself.")
         ]
 
-    def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
-        """`grammar` with the thought that may come first, and the bound of that thought. `text`: the prompt."""
-        thought, budget = self.form.thought_before(text), question.thinking_budget
+    def _behind_thought(
+        self, grammar: Grammar | None, thought: Thought | None, question: ChatRequest
+    ) -> Grammar | None:
+        """`grammar` with the thought that may come first, and the bound of that thought."""
+        budget = question.thinking_budget
         # In Harmony, a call does not come behind the thought but ends it.
         if thought is None or (self.form.harmony and question.offered):
             return grammar
@@ -187,7 +222,7 @@ class ChatPrompts:
         variables: dict[str, Any] = {} if switch is None else {name: switch for name in _SWITCHES if name in known}
         if effort is not None and "reasoning_effort" in known:
             variables["reasoning_effort"] = HARMONY_EFFORTS.get(effort, effort) if self.form.harmony else effort
-        return {**variables, **(question.chat_template_kwargs or {})}
+        return self._template.plain({**variables, **(question.chat_template_kwargs or {})})
 
 
 def _unread(left_out: Sequence[str]) -> list[Note]:
@@ -203,8 +238,7 @@ def _unread(left_out: Sequence[str]) -> list[Note]:
 
 
 SpecialTokens: TypeAlias = Literal["all", "begin", "none"]
-"""Those that are added to a text: all that the tokenizer adds; BOS alone, to a conversation that the model's template
-rendered; none."""
+"""Those that are added to a text: all that the tokenizer adds; BOS alone, to a conversation; none."""
 _SHORT_CHARACTERS = 1 << 16
 """Of all texts of a request; longer ones take turns."""
 
@@ -256,18 +290,14 @@ class Preparation:
     def __init__(self, codec: TextCodec, template: ChatTemplate, defaults: Mapping[str, Any]) -> None:
         """`defaults`: as of ServerSettings."""
         self._template = template
-        self._special: SpecialTokens = "begin" if template.own else "all"
         self._encoder = PromptEncoder(codec)
-        self._defaults = defaults
-        self._rules = lru_cache(maxsize=_RULES_KNOWN)(codec.encode_rendered if template.own else codec.encode)
-        self.prompts = ChatPrompts(template)
+        self._defaults = {name: value for name, value in defaults.items() if name != "reasoning_eos"}
+        self._rules = lru_cache(maxsize=_RULES_KNOWN)(codec.encode_rendered)
+        self.prompts = ChatPrompts(template, defaults.get("reasoning_eos", "keep"))
 
     async def ready(self, question: Asked, state: PipelineState) -> tuple[PreparedRequest, list[Choice]]:
         """All choices of a request."""
-        prepared = await self.prepared(question)
-        special = self._special if isinstance(question, ChatRequest) else "all"
-        tokens = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
-        prepared = dataclasses.replace(prepared, tokens=tokens)
+        prepared = await self.encoded(question, state.context)
         return prepared, await asyncio.to_thread(self._all_choices, question, prepared, state)
 
     async def prepared(self, question: Asked) -> PreparedRequest:
@@ -276,14 +306,13 @@ class Preparation:
             return await asyncio.to_thread(self.prompts.render, question)
         return PreparedRequest(question.prompts, grammar=question.grammar, notes=question.notes)
 
-    async def tokens(self, asked: ChatRequest | str, context: int, *, special: bool = True) -> Sequence[int]:
-        """Of a chat's prompt or a text, also more than `context`. `special`: of a text, as in `TextCodec.encode`."""
-        if isinstance(asked, str):
-            prompts, added = [asked], "all" if special else "none"
-        else:
-            prompts, added = (await self.prepared(asked)).prompts, self._special
-        (tokens,) = await self._encoder.encode(prompts, special=added, context=context)
-        return tokens
+    async def encoded(self, asked: Asked | str, context: int, *, special: bool = True) -> PreparedRequest:
+        """With the tokens of its prompts, or of a text; also more than `context`. `special`: of a text, as in
+        `TextCodec.encode`."""
+        prepared = PreparedRequest([asked]) if isinstance(asked, str) else await self.prepared(asked)
+        added = "begin" if isinstance(asked, ChatRequest) else "all" if special else "none"
+        tokens = await self._encoder.encode(prepared.prompts, special=added, context=context)
+        return dataclasses.replace(prepared, tokens=tokens)
 
     def _all_choices(self, question: Asked, prepared: PreparedRequest, state: PipelineState) -> list[Choice]:
         _require_enforceable(question, prepared.grammar)
@@ -304,6 +333,8 @@ class Preparation:
             shown=tuple(sorted(prepared.shown)),
             marked=tuple(prepared.marked),
             thought=prepared.thought,
+            background=question.background,
+            closed_thought=prepared.open_thought if prepared.closes else None,
             shared_prefix=common_prefix(tokens, self._rules(prepared.rules)) if prepared.rules else 0,
         )
         if isinstance(question, ChatRequest):

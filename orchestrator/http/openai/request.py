@@ -4,7 +4,7 @@ The form of OpenAI's API. Other APIs translate their requests to it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from orchestrator.http.openai.history import Note, readable
 from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.http.openai.translation import function_tools, unknown, unused, usual
 from orchestrator.http.request_bodies import converted, decoded
-from orchestrator.text.answer.bound_calls import CallWriter
+from orchestrator.text.answer_format import CallWriter
 from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
 from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS, Token
@@ -58,6 +58,10 @@ IGNORED: tuple[object, ...] = (None, False, 0, [], {})
 """Values that ask for nothing."""
 
 
+ReasoningEos: TypeAlias = Literal["keep", "close"]
+"""What an end inside a thought ends: the answer, or the thought."""
+
+
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
@@ -76,6 +80,8 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
     user: Any = None
     notes: tuple[Note, ...] = ()
     """Set by the server, whatever a body says."""
+    background: bool = False
+    """Nobody waits for the answer; set as `notes`."""
 
     @property
     def choices(self) -> int:
@@ -126,6 +132,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
     enable_thinking: bool | None = None
+    reasoning_eos: ReasoningEos | None = None
     thinking_budget: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     functions: Any = None
@@ -201,7 +208,7 @@ def question(
 ) -> Q:
     """The question that these fields ask; a field that is None counts as absent. `notes`: what the API that they come
     from has changed. `called`: what that API calls some of them. Raises ApiError naming what is wrong with it."""
-    fields = {**usual(fields), "notes": None}
+    fields = {**usual(fields), "notes": None, "background": None}
     try:
         if isinstance(fields.get("tools"), list | tuple):
             fields["tools"], told = function_tools(fields["tools"])

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.http.errors import unsupported, wrong
-from orchestrator.text.answer.bound_calls import CallWriter
+from orchestrator.text.answer_format import CallWriter
 from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA

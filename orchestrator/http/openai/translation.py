@@ -36,7 +36,7 @@ _SAY_NOTHING = frozenset(
     )
 )
 """Fields that ask for nothing that an answer could have."""
-_MOST_NAMED = 16
+_MOST_NAMED = 32
 _CHOICES = {"any": "required", "auto": "auto", "none": "none", "required": "required"}
 _SCHEMA_WORDS = frozenset(("type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
 
@@ -68,8 +68,10 @@ def unknown(fields: Json, known: Iterable[str]) -> list[str]:
 
 def unused(names: Iterable[str]) -> list[Note]:
     """A note that these fields have no effect; none without any."""
-    first = [shown(name) for name in dict.fromkeys(names)][:_MOST_NAMED]
-    return [Note("field", f"These fields have no effect here: {', '.join(first)}.")] if first else []
+    named = [shown(name) for name in dict.fromkeys(names)]
+    more = [f"and {len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
+    text = ", ".join([*named[:_MOST_NAMED], *more])
+    return [Note("field", f"These fields have no effect here: {text}.")] if named else []
 
 
 def with_whole_numbers(fields: Json) -> dict[str, Any]:

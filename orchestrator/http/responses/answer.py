@@ -3,6 +3,8 @@
 The object is made from the events, so that both forms have the same content.
 """
 
+import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,9 +12,9 @@ from typing import Any, Protocol
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
-from orchestrator.http.openai.answer_content import AnswerContent, usage
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, sources, warned
+from orchestrator.http.openai.answer_content import AnswerContent, arguments_object, usage
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken
 
 OutputItem = dict[str, Any]
 """An event without its sequence number."""
@@ -28,7 +30,7 @@ class TextItem:
         self._id = f"{'rs' if reasoning else 'msg'}_{uuid.uuid4().hex}"
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
-        self._status = "in_progress"
+        self.status = "in_progress"
 
     @property
     def text(self) -> str:
@@ -37,8 +39,8 @@ class TextItem:
     @property
     def item(self) -> dict[str, Any]:
         kind = {"type": "reasoning", "summary": []} if self.reasoning else {"type": "message", "role": "assistant"}
-        content = [] if self._status == "in_progress" else [self._part(self.text, self._logprobs)]
-        return {"id": self._id, **kind, "status": self._status, "content": content}
+        content = [] if self.status == "in_progress" else [self._part(self.text, self._logprobs)]
+        return {"id": self._id, **kind, "status": self.status, "content": content}
 
     def begin(self) -> Iterator[OutputItem]:
         yield item_event("added", self._place, self.item)
@@ -51,14 +53,10 @@ class TextItem:
         return self._of_text("delta", delta=text, logprobs=[*logprobs])
 
     def end(self, status: str) -> Iterator[OutputItem]:
-        self._status = status
+        self.status = status
         yield self._of_text("done", text=self.text, logprobs=[*self._logprobs])
         yield self._of_part("content_part.done", part=self._part(self.text, self._logprobs))
         yield item_event("done", self._place, self.item)
-
-    def interrupt(self) -> None:
-        """End the item after an error, without events."""
-        self._status = "incomplete"
 
     def _part(self, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if self.reasoning:
@@ -75,36 +73,87 @@ class TextItem:
         return {"type": f"response.{what}", **place, **more}
 
 
+INPUT = "input"
+"""The only parameter of a custom tool's function."""
+_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_LETTERS = re.compile(
+    r"""(?:[^"\\]|\\["\\/bfnrt]|\\u(?:(?![dD][89abAB])[0-9a-fA-F]{4}|[0-9a-fA-F]{4}\\u[0-9a-fA-F]{4}))*"""
+)
+"""In a JSON text. A pair of surrogates is one."""
+
+
+def custom_input(arguments: str) -> str:
+    """The input of a custom tool; the arguments themselves if the model gave the function others."""
+    text = arguments_object(arguments).get(INPUT)
+    return text if isinstance(text, str) else arguments
+
+
+class CustomInput:
+    """The input of a custom tool, while the arguments of its function arrive."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._begun = False
+
+    def push(self, text: str) -> str:
+        self._held += text
+        if not self._begun and (head := _HEAD.match(self._held)):
+            self._begun, self._held = True, self._held[head.end() :]
+        found = _LETTERS.match(self._held) if self._begun else None
+        if found is None:
+            return ""
+        self._held = self._held[found.end() :]
+        return json.loads(f'"{found[0]}"', strict=False)
+
+
 class CallItem:
-    """One call of a function or of a custom tool, which is sent whole."""
+    """One call of a function or of a custom tool."""
 
     def __init__(
-        self, place: int, call_id: str, name: str, content: str, namespace: str | None = None, *, custom: bool = False
+        self, place: int, call_id: str, name: str, namespace: str | None = None, *, custom: bool = False
     ) -> None:
-        """`content`: the arguments of a function, the input of a custom tool."""
         self._place = place
+        self._custom = CustomInput() if custom else None
         self._field = "input" if custom else "arguments"
         self._events = "custom_tool_call_input" if custom else "function_call_arguments"
-        self._named = {} if custom else {"name": name}
-        self.item: dict[str, Any] = {
+        self.status = "in_progress"
+        self._arguments: list[str] = []
+        self._sent: list[str] = []
+        self._item: dict[str, Any] = {
             "id": f"{'ctc' if custom else 'fc'}_{uuid.uuid4().hex}",
             "type": "custom_tool_call" if custom else "function_call",
-            "status": "completed",
             "call_id": call_id,
             "name": name,
-            self._field: content,
             **({} if namespace is None else {"namespace": namespace}),
         }
 
-    def events(self) -> Iterator[OutputItem]:
-        content = self.item[self._field]
-        yield item_event("added", self._place, {**self.item, "status": "in_progress", self._field: ""})
-        yield self._of_content("delta", delta=content)
-        yield self._of_content("done", **self._named, **{self._field: content})
+    @property
+    def item(self) -> dict[str, Any]:
+        return {**self._item, "status": self.status, self._field: "".join(self._sent)}
+
+    def begin(self) -> Iterator[OutputItem]:
+        yield item_event("added", self._place, self.item)
+
+    def add(self, text: str) -> Iterator[OutputItem]:
+        """`text`: of the arguments."""
+        self._arguments.append(text)
+        if piece := text if self._custom is None else self._custom.push(text):
+            yield self._delta(piece)
+
+    def end(self, status: str) -> Iterator[OutputItem]:
+        if not any(self._sent):
+            yield self._delta("" if self._custom is None else custom_input("".join(self._arguments)))
+        self.status = status
+        named = {self._field: self.item[self._field], **({} if self._custom else {"name": self._item["name"]})}
+        yield self._of_content("done", **named)
         yield item_event("done", self._place, self.item)
 
+    def _delta(self, text: str) -> OutputItem:
+        self._sent.append(text)
+        return self._of_content("delta", delta=text)
+
     def _of_content(self, what: str, **more: Any) -> OutputItem:
-        place = {"item_id": self.item["id"], "output_index": self._place}
+        place = {"item_id": self._item["id"], "output_index": self._place}
         return {"type": f"response.{self._events}.{what}", **place, **more}
 
 
@@ -137,8 +186,8 @@ class ResponseAnswer:
         self._store = store
         self._count = count
         self._call_item = call_item
-        self._open: TextItem | None = None
-        """The last item, while text may be added to it."""
+        self._open: TextItem | CallItem | None = None
+        """The last item, while text or arguments may be added to it."""
         self._items: list[MadeItem] = []
         self._sent = sent
 
@@ -155,28 +204,23 @@ class ResponseAnswer:
         for kind in kinds:
             yield self._numbered({"type": kind, "response": self._object("in_progress")})
 
-    def idle(self) -> bytes:
+    def idle(self, event: PromptProgress | None = None) -> bytes:
         # Codex closes a stream that has only comments for five minutes.
-        return self._in_progress()
-
-    def reading(self, event: PromptProgress) -> bytes:
-        return self._in_progress(prompt_progress={"processed": event.tokens, "total": event.total})
+        head = {"type": "response.in_progress", "response": self._object("in_progress")}
+        return self._numbered({**head, **(event.field if event else {})})
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         return map(self._numbered, self._events(event))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
         if self._open is not None:
-            self._open.interrupt()
+            self._open.status = "incomplete"
         response = self._object("failed", error=_error(error))
         return [self._numbered({"type": "response.failed", "response": response})]
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         response = self._finished(*results)
         return [self._numbered({"type": f"response.{response['status']}", "response": response})]
-
-    def _in_progress(self, **more: Any) -> bytes:
-        return self._numbered({"type": "response.in_progress", "response": self._object("in_progress"), **more})
 
     def _numbered(self, content: dict[str, Any]) -> bytes:
         self._sent += 1
@@ -189,6 +233,8 @@ class ResponseAnswer:
         for part in parts:
             yield from self._of_part(part, logprobs)
             logprobs = [] if isinstance(part, Spoken) else logprobs
+            if isinstance(part, Arguments) and part.last and not isinstance(event, ChoiceEnd):
+                yield from self._close("completed")
         if isinstance(event, ChoiceEnd):
             yield from self._close(self._status(event.result))
 
@@ -197,17 +243,20 @@ class ResponseAnswer:
         match part:
             case Reasoning(text) | Spoken(text):
                 reasoning = isinstance(part, Reasoning)
-                if self._open is None or self._open.reasoning != reasoning:
-                    yield from self._begin(TextItem(len(self._items), reasoning=reasoning))
-                assert self._open is not None
-                yield self._open.add(text, logprobs)
-            case Call():
-                yield from self._close("completed")
+                item = self._open
+                if not isinstance(item, TextItem) or item.reasoning != reasoning:
+                    item = TextItem(len(self._items), reasoning=reasoning)
+                    yield from self._begin(item)
+                yield item.add(text, logprobs)
+            case Call(arguments=text):
                 item = self._call_item(len(self._items), part)
-                self._items.append(item)
-                yield from item.events()
+                yield from self._begin(item)
+                yield from item.add(text)
+            case Arguments(text):
+                assert isinstance(self._open, CallItem)
+                yield from self._open.add(text)
 
-    def _begin(self, item: TextItem) -> Iterator[OutputItem]:
+    def _begin(self, item: TextItem | CallItem) -> Iterator[OutputItem]:
         """Makes `item` the open one."""
         yield from self._close("completed")
         self._items.append(item)
@@ -223,7 +272,7 @@ class ResponseAnswer:
         status = self._status(result)
         incomplete = None if status == "completed" else {"reason": "max_output_tokens"}
         response = self._object(status, incomplete_details=incomplete, usage=_usage(self._counted(result)))
-        response |= warned([*self._content.prompt.warnings, *self._if_cut(result)])
+        response |= sources([result]) | warned([*self._content.prompt.warnings, *self._if_cut(result)])
         self._store(response)
         return response
 

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.api.result import Result
 from orchestrator.http.generation import ChoiceEnd, OutputEvent
 from orchestrator.http.responses.answer import OutputItem, ResponseAnswer, item_event
-from orchestrator.text.answer.parts import Call, Part, Spoken
+from orchestrator.text.answer.parts import Arguments, Call, Part, Spoken
 
 Item = Mapping[str, Any]
 COMPACTION_TOKENS = 2048
@@ -85,7 +85,9 @@ class SummaryAnswer(ResponseAnswer):
                 self._text += text
             case Call(name=name, arguments=arguments):
                 # What the model would do next, though it was asked for words.
-                self._text += f"\nNext: {name}({arguments})"
+                self._text += f"\nNext: {name}({arguments}"
+            case Arguments(text, last=last):
+                self._text += text + ")" * last
             case _:
                 yield from super()._of_part(part, logprobs)
 

@@ -15,19 +15,19 @@ from orchestrator.http.errors import refuse_given, unsupported, wrong
 from orchestrator.http.openai.answer_content import call_id
 from orchestrator.http.openai.history import Note, shown
 from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
-from orchestrator.http.openai.translation import TranslatedRequest, left_out_tools
-from orchestrator.http.responses.answer import CallItem
+from orchestrator.http.openai.translation import TranslatedRequest, left_out_tools, unknown, unused
+from orchestrator.http.responses.answer import INPUT, CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
 from orchestrator.text.answer.parts import Call
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
-_INPUT = "input"
-"""The only parameter of a custom tool's function."""
+ADDED_TOOLS = "additional_tools"
+"""The type of an item that offers tools, as `tools` does."""
 _CUSTOM_PARAMETERS = {
     "type": "object",
-    "properties": {_INPUT: {"type": "string"}},
-    "required": [_INPUT],
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
     "additionalProperties": False,
 }
 
@@ -43,13 +43,16 @@ class Origin(NamedTuple):
 class OfferedTools:
     """The tools of one request. Raises ApiError for a malformed tool."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self.functions: list[dict[str, Any]] = []
-        """In the form of chat requests."""
+    def __init__(self, *lists: Sequence[Tool]) -> None:
+        """`lists`: a tool of a later one replaces that of the same name."""
+        self.functions: dict[str, dict[str, Any]] = {}
+        """In the form of chat requests, by the names that the model knows."""
         self._origins: dict[str, Origin] = {}
         self._left_out: list[str] = []
-        for tool in tools:
-            self._add(tool)
+        for tools in lists:
+            self._listed: set[str] = set()
+            for tool in tools:
+                self._add(tool)
 
     @property
     def notes(self) -> list[Note]:
@@ -59,8 +62,7 @@ class OfferedTools:
     def call_item(self, place: int, call: Call) -> CallItem:
         """The item at index `place`."""
         origin = self._origins.get(call.name, Origin(call.name))
-        content = custom_input(call.arguments) if origin.custom else call.arguments
-        return CallItem(place, call_id(call), origin.name, content, origin.namespace, custom=origin.custom)
+        return CallItem(place, call_id(call), origin.name, origin.namespace, custom=origin.custom)
 
     def _add(self, tool: Tool) -> None:
         if tool.get("type") != "namespace":
@@ -76,29 +78,26 @@ class OfferedTools:
             return
         origin = Origin(_name(tool), namespace, kind == "custom")
         name = joined_name(origin.name, namespace)
-        if self._origins.setdefault(name, origin) != origin:
+        known = self._origins.get(name, origin)
+        if known != origin and (name in self._listed or known[:2] != origin[:2]):
             raise wrong("tools", f"Two of tools would both be called {name!r}: rename one.")
         function = _custom_function(tool) if origin.custom else _function(tool)
-        self.functions.append({"type": "function", "function": {**function, "name": name}})
+        self._listed.add(name)
+        self._origins[name] = origin
+        self.functions[name] = {"type": "function", "function": {**function, "name": name}}
 
 
 def joined_name(name: str, namespace: object = None) -> str:
-    """What the model calls a tool of a namespace, in the form that Codex gives such names too."""
-    if not isinstance(namespace, str) or not namespace:
+    """What the model calls a tool of a namespace, in the form that Codex gives such names too. `functions` is OpenAI's
+    namespace of what has none."""
+    if not isinstance(namespace, str) or namespace in ("", "functions"):
         return name
     return f"{namespace.rstrip('_')}__{name.lstrip('_')}"
 
 
 def custom_arguments(text: str) -> str:
     """The arguments of a custom tool's function."""
-    return msgspec.json.encode({_INPUT: text}).decode()
-
-
-def custom_input(arguments: str) -> str:
-    """The input of a custom tool; the arguments themselves if the model gave the function others."""
-    found = msgspec.json.decode(arguments)
-    text = found.get(_INPUT) if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
+    return msgspec.json.encode({INPUT: text}).decode()
 
 
 def _members(namespace: Tool) -> Iterator[Tool]:
@@ -147,6 +146,8 @@ def messages(items: Iterable[Item]) -> list[Message]:
     thoughts: list[str] = []
     for item in items:
         kind = item.get("type") or "message"
+        if kind == ADDED_TOOLS:
+            continue
         if kind == "reasoning":
             thoughts.append(_reasoning(item))
             continue
@@ -221,7 +222,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class Response(TranslatedRequest, kw_only=True):
-    SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
+    SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "reasoning_eos", "user")
 
     input: str | list[Any] = msgspec.field(default_factory=list)
     instructions: str | None = None
@@ -259,10 +260,12 @@ class Response(TranslatedRequest, kw_only=True):
         last = self.items[-1] if self.items else {}
         return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
 
-    @property
-    def offered(self) -> OfferedTools:
-        """Raises ApiError for a malformed tool."""
-        return OfferedTools(self.tools or ())
+    def offered(self, before: Sequence[Item]) -> OfferedTools:
+        """Those of the request, of items before it and of its own. Raises ApiError for a malformed tool."""
+        added = [item.get("tools") for item in (*before, *self.items) if item.get("type") == ADDED_TOOLS]
+        if not all(isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools) for tools in added):
+            raise wrong("input", f"An item of the type {ADDED_TOOLS} has a list of tools.")
+        return OfferedTools(self.tools or (), *(tools or () for tools in added))
 
     @property
     def kept(self) -> bool:
@@ -276,16 +279,16 @@ class Response(TranslatedRequest, kw_only=True):
             self, input=[*items, demand()], max_output_tokens=limit, tool_choice=None, text=None, top_logprobs=None
         )
 
-    def chat(self, before: Sequence[Mapping[str, Any]], notes: Sequence[Note] = ()) -> ChatRequest:
+    def chat(self, before: Sequence[Item], notes: Sequence[Note] = ()) -> ChatRequest:
         """`before`: items of the conversation so far. Raises ApiError, in the words of this API."""
-        self._refuse_unsupported()
+        offered = self.offered(before)
+        self._refuse_unsupported(offered)
         heading = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        offered = self.offered
         fields = {
             **self.same,
             "messages": [*heading, *messages([*before, *self.items])],
             "max_completion_tokens": self.max_output_tokens,
-            "tools": None if self.tools is None else offered.functions,
+            "tools": [*offered.functions.values()] or None,
             "tool_choice": _choice(self.tool_choice),
             "logprobs": self._token_logprobs or None,
             "top_logprobs": self.top_logprobs or None,
@@ -297,19 +300,20 @@ class Response(TranslatedRequest, kw_only=True):
 
     @property
     def _unused(self) -> list[Note]:
-        if self.truncation in (None, "disabled"):
-            return []
-        return [Note("field", "truncation has no effect: nothing is left out of a conversation that is too long.")]
+        notes = unused(f"text.{name}" for name in unknown(self.text or {}, ("format",)))
+        if self.truncation not in (None, "disabled"):
+            notes.append(Note("field", "truncation has no effect: nothing is left out of a conversation."))
+        return notes
 
     @property
     def _token_logprobs(self) -> bool:
         """Whether log-probabilities are asked for."""
         return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
-    def _refuse_unsupported(self) -> None:
+    def _refuse_unsupported(self, offered: OfferedTools) -> None:
         if not self.input and self.previous_response_id is None and not (self.instructions or self._probes):
             raise wrong("input", "There is no input: give a text, or a list of items.")
-        if self._token_logprobs and self.offered.functions:
+        if self._token_logprobs and offered.functions:
             raise unsupported(
                 "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."
             )

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.errors import ApiError, wrong
+from orchestrator.http.generation import warned
 from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.http.openai.model_server import ModelServer, NewRenderer
 from orchestrator.http.openai.prompts import PreparedRequest
@@ -23,7 +24,7 @@ from orchestrator.http.openai.translation import read_fields
 from orchestrator.http.request_bodies import read_body
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.compaction import SummaryAnswer, by_users, compaction, demands
-from orchestrator.http.responses.request import Items, OfferedTools
+from orchestrator.http.responses.request import ADDED_TOOLS, Items, OfferedTools
 from orchestrator.http.responses.request import Response as Question
 
 _PATH = "/v1/responses"
@@ -68,7 +69,8 @@ class ResponsesRoutes:
         def store(answer: dict[str, Any]) -> None:
             if question.kept:
                 items = [*before, *map(stored_item, question.items)]
-                kept = by_users(items[:-1]) if summary else items
+                tools = [item for item in items if item["type"] == ADDED_TOOLS]
+                kept = [*tools, *by_users(items[:-1])] if summary else items
                 self._store.add(answer["id"], answer, [*kept, *answer["output"]])
 
         make = SummaryAnswer if summary else ResponseAnswer
@@ -101,8 +103,9 @@ class ResponsesRoutes:
     async def count(self, request: Request) -> Response:
         _, _, chat, _, _ = await read_body(request, self._read, aside=True)
         self._server.model_name(chat.model)
-        tokens = await self._server.tokens(request, chat)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
+        prepared = await self._server.encoded(request, chat)
+        counted = {"object": "response.input_tokens", "input_tokens": len(prepared.tokens[0])}
+        return JSONResponse(counted | warned(prepared.warnings))
 
     def _read(self, content: bytes, *, compact: bool = False) -> _Asked:
         """`compact`: a summary is asked for by the route."""
@@ -115,7 +118,7 @@ class ResponsesRoutes:
             question = question.demanding_summary(items if compact else items[:-1])
         id = question.previous_response_id
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
-        return _Asked(question, before, question.chat(before, notes), question.offered, summary)
+        return _Asked(question, before, question.chat(before, notes), question.offered(before), summary)
 
     def _head(self, name: str, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""

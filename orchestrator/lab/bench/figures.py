@@ -1,7 +1,7 @@
 """From measurements to the figures of the tables: medians, quartiles, ratios, categories. Pure arithmetic."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,8 +13,9 @@ import numpy as np
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.lab.bench.contender import (
-    AUTOREGRESSIVE,
-    PLAIN,
+    LOOKUP_ALONE,
+    PLAIN_OURS,
+    WITHOUT_LOOKUP,
     Measurement,
     Setting,
     TimedGeneration,
@@ -107,9 +108,9 @@ class BenchRow:
 
     measurements: Sequence[Measurement]
     best_baseline: str | None
-    """mlx-lm's fastest contender on all cores at this temperature over all prompts, plain or speculative."""
+    """mlx-lm's fastest contender at this temperature over all prompts, plain or speculative."""
     ratios: Mapping[str, Ratio]
-    """Of tokens/s to those of each of mlx-lm's lines at its best, and of our own `ar`, by their names."""
+    """Of tokens/s to those of mlx-lm's plain decoding, its best K, and our own plain decoding, by their names."""
     deviating: int
     """Generations that differ from their reference."""
     ties: tuple[float, ...]
@@ -216,6 +217,31 @@ def rows_by_category(
     }
 
 
+class Parts(NamedTuple):
+    """What `adaptive` gains and by which of its parts: ratios of the median seconds of whole requests."""
+
+    temperature: float
+    category: str
+    over_each: dict[str, float]
+    """Our plain decoding over each contender."""
+    draft: float | None
+    """Prompt lookup alone over `adaptive`."""
+    lookup: float | None
+    """`adaptive` without prompt lookup over `adaptive`."""
+
+
+def parts(rows: Sequence[BenchRow], by_category: Mapping[str, Sequence[BenchRow]]) -> Iterator[Parts]:
+    """Of each category of prompts, and of all, at each temperature at which both `adaptive` and plain decoding ran."""
+    for category, group in (*by_category.items(), ("all", rows)):
+        for temperature in dict.fromkeys(row.temperature for row in group):
+            here = (row for row in group if row.temperature == temperature and row.valid)
+            seconds = {row.contender: found for row in here if (found := row.median("total_time"))}
+            if (plain := seconds.get(PLAIN_OURS)) and (ours := seconds.get("adaptive")):
+                over_each = {name: plain / each for name, each in seconds.items()}
+                draft, lookup = (part and part / ours for part in map(seconds.get, (LOOKUP_ALONE, WITHOUT_LOOKUP)))
+                yield Parts(temperature, category, over_each, draft, lookup)
+
+
 def best_of_each_line(rows: Sequence[BenchRow]) -> list[BenchRow]:
     """Of the valid rows that differ only in K, the fastest at each temperature; and all rows that are not valid."""
     fastest: dict[tuple[float, str, bool], BenchRow] = {}
@@ -282,15 +308,15 @@ def _rows(
 
 
 def _baselines(measurements: Sequence[Measurement]) -> tuple[str | None, list[str]]:
-    """By the measurements of all prompts at one temperature: mlx-lm's fastest contender on all cores, and those that
-    the others are compared with."""
+    """By the measurements of all prompts at one temperature: mlx-lm's fastest contender, and those that the others are
+    compared with."""
     lines: dict[tuple[str, bool], dict[str, list[Measurement]]] = {}
     for one in measurements:
         if one.family == "mlx-lm":
             lines.setdefault(_line(one.contender), {}).setdefault(one.contender, []).append(one)
-    on_all_cores = {name: own for (line, _), names in lines.items() if line == PLAIN for name, own in names.items()}
-    best = _fastest(on_all_cores) if on_all_cores else None
-    return best, [*map(_fastest, lines.values()), AUTOREGRESSIVE]
+    contenders = {name: own for names in lines.values() for name, own in names.items()}
+    best = _fastest(contenders) if contenders else None
+    return best, [*map(_fastest, lines.values()), PLAIN_OURS]
 
 
 def _line(contender: str) -> tuple[str, bool]:

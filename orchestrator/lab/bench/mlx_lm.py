@@ -1,4 +1,4 @@
-"""mlx-lm's own decoding as contenders: a child process on cores of its own, and figures from its results."""
+"""mlx-lm's own decoding as contenders: a child process, and figures from its results."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.core.request_stats import pace_of
 from orchestrator.lab.bench.contender import PLAIN, Family, GenerationTask, TimedGeneration, contender_name
-from orchestrator.machine.hardware import partition_cores, worker_environment
+from orchestrator.machine.hardware import usable_cores, worker_environment
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.child_process import ChildProcess, module_command
 from protocol.errors import PipelineError
@@ -26,8 +26,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Folder of the draft model; empty for none."""
     texts: str = ""
     """File of recorded texts that stand in for the target; empty to load the target."""
-    cores: tuple[int, ...] = ()
-    """Processor cores to run on, where the OS allows it; empty for all."""
     target_pace: DevicePace | None = None
     """The times of the paced device, on which both models run in turns; None for no pace."""
     draft_pace: DevicePace | None = None
@@ -87,10 +85,9 @@ def running(
     target: str,
     draft: str,
     profile: DeviceProfile | None = None,
-    cores: Sequence[int] | None = None,
     texts: Path | None = None,
 ) -> Iterator["MlxLm"]:
-    """A process that runs mlx-lm with the models and libraries of our target, on `cores` (None: our target's).
+    """A process that runs mlx-lm with the models and libraries of our target, on all cores.
 
     `target` and `draft` are folders (no draft: empty). `profile` paces both models by its target's device.
     `texts` is a file of recorded texts that stand in for the target.
@@ -99,12 +96,11 @@ def running(
         target=target,
         draft=draft,
         texts="" if texts is None else str(texts),
-        cores=partition_cores().get("target", ()) if cores is None else tuple(cores),
         target_pace=profile and profile.target.pace(profile.slow_motion),
         draft_pace=profile and profile.draft_on_target_device.pace(profile.slow_motion),
     )
     command = [*module_command("orchestrator.lab.bench.mlx_lm_process"), msgspec.json.encode(setup).decode()]
-    with ChildProcess(command, variables=worker_environment("target", setup.cores), asked=True) as process:
+    with ChildProcess(command, variables=worker_environment("target", usable_cores()), asked=True) as process:
         try:
             yield MlxLm(process, profile.name if profile else "")
         finally:
@@ -156,8 +152,8 @@ class MlxLmContender:
 
     family: Family = "mlx-lm"
 
-    def __init__(self, process: MlxLm, draft_tokens: int, ends: Iterable[int], line: str = PLAIN) -> None:
-        self.name = contender_name(line, draft_tokens or None)
+    def __init__(self, process: MlxLm, draft_tokens: int, ends: Iterable[int]) -> None:
+        self.name = contender_name(PLAIN, draft_tokens or None)
         self._process = process
         self._draft_tokens = draft_tokens
         self._ends = tuple(ends)

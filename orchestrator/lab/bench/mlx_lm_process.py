@@ -3,7 +3,6 @@
 It imports MLX, as `paced_network` does; no other module may import either.
 """
 
-import os
 import signal
 import sys
 import time
@@ -118,9 +117,6 @@ class Networks(NamedTuple):
 def main() -> int:
     setup = msgspec.json.decode(sys.argv[1], type=Setup)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_affinity = getattr(os, "sched_setaffinity", None)
-    if setup.cores and set_affinity:
-        set_affinity(0, setup.cores)
     report = claim_output()
     paces = None
     if setup.target_pace is not None and setup.draft_pace is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.lab.bench.contender import LOOKUP, GenerationTask
+from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
 from orchestrator.machine.drafts.draft_choice import pair_for
@@ -39,12 +39,10 @@ class BenchModels(NamedTuple):
         return self.engine != "mlx"
 
     def settings(self, strategy: str, engine: DraftEngineName | None = None) -> PipelineSettings:
-        """Of a pipeline for a strategy's name, or for LOOKUP; `engine` runs the draft, by default its own."""
-        if strategy == LOOKUP:
-            return PipelineSettings(target=str(self.target), draft_engine="ngram", strategy="adaptive")
-        return PipelineSettings(
-            target=str(self.target), draft=str(self.draft), draft_engine=engine or self.engine, strategy=strategy
-        )
+        """Of a pipeline for a strategy's name; `engine` runs the draft, by default its own."""
+        engine = engine or self.engine
+        draft = None if draft_model(engine) == "none" else str(self.draft)
+        return PipelineSettings(target=str(self.target), draft=draft, draft_engine=engine, strategy=strategy)
 
     @property
     def outputs_read(self) -> tuple[int, ...]:
@@ -54,11 +52,10 @@ class BenchModels(NamedTuple):
 
     def draft_bytes(self, strategy: str, engine: DraftEngineName | None = None) -> int:
         """Memory of the draft model that such a pipeline loads. A package is converted now if need be."""
-        if strategy == LOOKUP or not STRATEGIES[strategy].drafts:
+        model = draft_model(engine or self.engine)
+        if model == "none" or not STRATEGIES[strategy].drafts:
             return 0
-        if draft_model(engine or self.engine) == "package":
-            return loaded_bytes(converted_draft(str(self.draft)))
-        return ModelFolder(self.draft).size
+        return loaded_bytes(converted_draft(str(self.draft))) if model == "package" else ModelFolder(self.draft).size
 
 
 def bench_models(target: str | None, draft: str | None, on_progress: OnProgress = silent) -> BenchModels:
@@ -83,14 +80,11 @@ class BenchPlan:
     target: str | None
     draft: str | None
     strategies: tuple[StrategyName, ...]
-    """LOOKUP may be one of them: prompt lookup alone."""
     draft_tokens: tuple[int, ...]
     """Every K of mlx-lm's speculation, of sd and of ssd. None at all: no speculation of mlx-lm, and the default K."""
     temperatures: tuple[float, ...]
     repeats: int
     max_tokens: int
-    controls: bool = True
-    """Also `adaptive` without prompt lookup, prompt lookup alone, a random draft, and mlx-lm on the target's cores."""
     core_ml_draft: bool = False
     """Also a pipeline whose draft runs in Core ML, converted on its first use."""
     pace: str | None = None
@@ -132,11 +126,10 @@ class BenchPlan:
 
 def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     """Strategies separated by commas. Raises InputError naming the unknown ones."""
-    known = (*STRATEGIES, LOOKUP)
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in STRATEGIES]
     if unknown or not names:
-        raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(known)}.")
+        raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(STRATEGIES)}.")
     return tuple(dict.fromkeys(names))
 
 

@@ -24,9 +24,11 @@ from orchestrator.lab.bench.figures import (
     FIGURES,
     NO_TIES,
     BenchRow,
+    Parts,
     Ratio,
     Ties,
     best_of_each_line,
+    parts,
     rows,
     rows_by_category,
 )
@@ -114,17 +116,22 @@ def findings(
     by_category: Mapping[str, Sequence[BenchRow]] | None = None,
     absent: Mapping[str, str] | None = None,
 ) -> Findings:
-    """Two tables a temperature: figures, and ratios by category, of which there must be two at least.
+    """Tables of each temperature: figures, ratios by category, of which there must be two at least, and what the parts
+    of `adaptive` give.
 
     `by_category` has the rows of each category's prompts; `absent` the rivals that can't run, each with the reason.
     """
     temperatures = list(dict.fromkeys(row.temperature for row in rows))
+    several = by_category if by_category and len(by_category) > 1 else {}
+    shares = list(parts(rows, several))
     tables: list[Table] = []
     for temperature in temperatures:
         here = best_of_each_line([row for row in rows if row.temperature == temperature])
         tables.append(figures_table(here))
-        if by_category and len(by_category) > 1:
-            tables.append(_category_table(here, by_category))
+        if several:
+            tables.append(_category_table(here, several))
+        if found := [each for each in shares if each.temperature == temperature]:
+            tables.append(_parts_table(found, [row.contender for row in here]))
     return Findings(
         title=f"{plan.pace or 'this machine'}, {prompts} prompts, {plan.max_tokens} tokens",
         conditions=(f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats.", *machine_lines()),
@@ -138,6 +145,7 @@ def findings(
             "exact": all(row.exact for row in rows),
             "representative": all(row.representative for row in rows),
             "results": [_values(row) for row in rows],
+            "parts": [each._asdict() for each in shares],
             "by_category": {name: [_values(row) for row in group] for name, group in (by_category or {}).items()},
             "absent_rivals": dict(absent or {}),
         },
@@ -166,6 +174,17 @@ def _category_table(rows: Sequence[BenchRow], by_category: Mapping[str, Sequence
         "/mlx-lm by category",
         (Column(""), *(Column(row.contender, ".2f") for row in rows)),
         tuple((category, *(ratio(group, row) for row in rows)) for category, group in groups),
+    )
+
+
+def _parts_table(found: Sequence[Parts], contenders: Sequence[str]) -> Table:
+    """Of one temperature: a column a contender, and two for the shares."""
+    titles = (*contenders, "draft's share", "lookup's share")
+    return Table(
+        "seconds of plain (ar) / those of each",
+        (Column(""), *(Column(title, ".2f") for title in titles)),
+        tuple((each.category, *map(each.over_each.get, contenders), each.draft, each.lookup) for each in found),
+        _PARTS,
     )
 
 
@@ -225,10 +244,10 @@ _MEDIANS = (
     "defines the columns."
 )
 _FASTEST = "Of contenders that differ only in K the table has the fastest; --json has all."
-_CONTENDERS = {
-    "lookup": "lookup: adaptive with the n-gram draft.",
-    "random draft": "random draft: adaptive with a draft that guesses blindly at the same cost.",
-}
+_PARTS = (
+    "Medians of the seconds of whole requests, prompts included. The draft's share: lookup alone over adaptive; "
+    "lookup's: without lookup over adaptive. Above 1 it earns what it costs. The blind draft guesses at the same cost."
+)
 _RIVAL = (
     "llama.cpp: its own server with the GGUF file of the same weights, on all cores. It computes with "
     "packed weights, so its texts differ and are not compared. Its seconds are by its own clock, from the same moment "
@@ -245,7 +264,6 @@ def _notes(rows: Sequence[BenchRow], plan: BenchPlan, absent: Mapping[str, str])
     yield _MEDIANS
     if len(best_of_each_line(rows)) < len(rows):
         yield _FASTEST
-    yield from (text for name, text in _CONTENDERS.items() if any(row.contender == name for row in rows))
     if any(row.rival for row in rows):
         yield _RIVAL
     if plan.pace:

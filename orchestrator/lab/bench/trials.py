@@ -12,13 +12,13 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import PlacementChoice
 from orchestrator.lab.bench.contender import (
     AUTOREGRESSIVE,
+    BLIND_DRAFT,
     CORE_ML_DRAFT,
     LLAMA_CPP,
-    LOOKUP,
+    LOOKUP_ALONE,
     ONE_DEVICE,
     PLAIN,
-    RANDOM_DRAFT,
-    TARGET_CORES,
+    PLAIN_OURS,
     WITHOUT_LOOKUP,
     BenchRequest,
     Contender,
@@ -35,8 +35,7 @@ from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
 from orchestrator.lab.bench.plan import CHAINS, BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.findings import Listener
-from orchestrator.machine.hardware import gpu_working_set, usable_cores
-from orchestrator.machine.placement import usual_cores
+from orchestrator.machine.hardware import gpu_working_set
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.text.chat_template import chat_prompt
 from orchestrator.text.tokenizer import TextCodec
@@ -64,22 +63,21 @@ class PipelineEntry(NamedTuple):
 
 
 def entries(plan: BenchPlan, *, trained: bool = False) -> Iterator[PipelineEntry]:
-    """The plan's strategies, then the controls of a comparison of drafts. `trained`: as of `BenchModels`."""
-    for strategy in plan.strategies:
-        counts = _chain_lengths(plan, strategy)
-        yield PipelineEntry(strategy, strategy, draft_tokens=counts)
+    """The plan's strategies; beside `adaptive` its parts, plain decoding first. `trained`: as of `BenchModels`."""
+    adaptive = "adaptive" in plan.strategies
+    for strategy in dict.fromkeys(((AUTOREGRESSIVE,) if adaptive else ()) + plan.strategies):
+        line = PLAIN_OURS if strategy == AUTOREGRESSIVE else strategy
+        yield PipelineEntry(line, strategy, draft_tokens=_chain_lengths(plan, strategy))
         if strategy == "adaptive" and plan.pace:
             # The profile's draft has a device of its own; many a machine has one for both.
             yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
     if plan.core_ml_draft:
         yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
-    if plan.controls and set(plan.strategies) != {AUTOREGRESSIVE}:
-        # They tell what the draft, and what prompt lookup, is worth.
+    if adaptive:
         yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
-        if LOOKUP not in plan.strategies:
-            yield PipelineEntry(LOOKUP, LOOKUP)
+        yield PipelineEntry(LOOKUP_ALONE, "adaptive", "ngram")
         if not trained:
-            yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
+            yield PipelineEntry(BLIND_DRAFT, "adaptive", "random")
 
 
 def _chain_lengths(plan: BenchPlan, strategy: str) -> tuple[int | None, ...]:
@@ -125,7 +123,7 @@ def resident(group: Sequence[BenchLine]) -> Iterator[list[Contender]]:
 def bench_lines(
     plan: BenchPlan, longest: int, on_start: OnStart, on_absent: OnRivalAbsent, recorded: Path | None = None
 ) -> list[BenchLine]:
-    """Every line of the plan: mlx-lm's, then ours, then rivals.
+    """Every line of the plan: mlx-lm, then ours, then rivals.
 
     A pipeline raises InputError at its start if the target's context has no room for a prompt of `longest` tokens and
     its continuation. `recorded`: file of the target's texts, which every contender replays.
@@ -136,13 +134,7 @@ def bench_lines(
     counts = () if models.trained else plan.draft_tokens
     profile = None if plan.pace is None else load_profile(plan.pace)
     return [
-        *(
-            BenchLine(
-                target + (draft if counts else 0),
-                partial(_baseline, name, cores, counts, models, profile, on_start, recorded),
-            )
-            for name, cores in baseline_cores(once=profile is not None or not plan.controls).items()
-        ),
+        BenchLine(target + (draft if counts else 0), partial(_baseline, counts, models, profile, on_start, recorded)),
         *(
             BenchLine(
                 target + models.draft_bytes(entry.strategy, entry.engine),
@@ -154,34 +146,23 @@ def bench_lines(
     ]
 
 
-def baseline_cores(once: bool) -> dict[str, tuple[int, ...]]:
-    """The cores of mlx-lm's process on each of its lines.
-
-    There is one line, on all cores, if it runs `once`, and where the target has every core.
-    """
-    every, target = usable_cores(), usual_cores().get("target", ())
-    return {PLAIN: every} if once or len(target) in (0, len(every)) else {PLAIN: every, TARGET_CORES: target}
-
-
 @contextmanager
 def _baseline(
-    name: str,
-    cores: Sequence[int],
     counts: Sequence[int],
     models: BenchModels,
     profile: DeviceProfile | None,
     on_start: OnStart,
     recorded: Path | None,
 ) -> Iterator[AwaitContenders]:
-    """mlx-lm's plain decoding and its speculative decoding for each K of `counts`."""
+    """mlx-lm's plain decoding and its speculative decoding for each K of `counts`, on all cores."""
     draft = str(models.draft) if counts else ""
-    with running(str(models.target), draft, profile, cores, recorded) as process:
+    with running(str(models.target), draft, profile, recorded) as process:
 
         def ready() -> list[Contender]:
-            on_start(name)
+            on_start(PLAIN)
             process.await_ready()
             ends = sorted(TextCodec(models.target).eos)
-            return [MlxLmContender(process, count, ends, name) for count in (0, *counts)]
+            return [MlxLmContender(process, count, ends) for count in (0, *counts)]
 
         yield ready
 

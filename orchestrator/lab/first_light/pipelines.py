@@ -77,7 +77,7 @@ def prompts(models: BenchModels, count: int) -> list[BenchPrompt]:
 
 def bench(asked: Asked) -> Findings:
     if asked.settings.short:
-        # One strategy brings no controls, each of which would be a pipeline more.
+        # `adaptive` would bring its parts, each of which is a pipeline more.
         return compared(plan(strategies="ar", draft_tokens="2", max_tokens=12), 1, asked.notice)
     return _with_core_ml(plan(temperature=_TEMPERATURES), 4, asked.notice)
 
@@ -156,7 +156,6 @@ def exactness(asked: Asked) -> Findings:
         draft_tokens="0",
         temperature=_TEMPERATURES,
         max_tokens=asked.sized(16, 96 if gpu else 48),
-        controls=False,
     )
     texts = asked.sized(1, 6 if gpu else 4)
     stored = _named(STORED, compared(ours, texts, asked.notice))

@@ -15,6 +15,8 @@ class Devices:
     """On a device of its own."""
     baseline_draft: DevicePace
     """The draft on the target's device, as the baseline runs it."""
+    block: int = 1
+    """Tokens in a row that one forward of the draft guesses."""
     slow_down: float = 1.0
     """Factor on the time of a forward while the other device computes too."""
 
@@ -24,6 +26,7 @@ class Devices:
             target=profile.target.pace(profile.slow_motion),
             draft=profile.draft.pace(profile.slow_motion),
             baseline_draft=profile.draft_on_target_device.pace(profile.slow_motion),
+            block=profile.draft.block,
             slow_down=profile.both_busy.factor,
         )
 

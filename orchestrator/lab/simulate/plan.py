@@ -2,9 +2,10 @@
 shows it. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
 from statistics import mean
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,11 +29,6 @@ class DecodingTime:
     tokens: int
     rounds: int
     seconds: float
-
-
-def plain_decoding(devices: Devices, first: int, tokens: int) -> DecodingTime:
-    """Plain decoding without messages, from absolute position `first` on."""
-    return DecodingTime(tokens, tokens, sum(devices.target.forward(1, first - 1 + done) for done in range(tokens)))
 
 
 def turn_taking(
@@ -75,8 +71,8 @@ def _round(devices: Devices, context: int, drafted: int, behind: int) -> float:
     """Seconds of a round behind `context` tokens."""
     if drafted == 0:
         return devices.target.forward(1, context)
-    draft = devices.baseline_draft
-    alone = draft.forward(behind, context) + (drafted - 1) * draft.forward(1, context)
+    draft, block = devices.baseline_draft, devices.block
+    alone = draft.forward(max(behind, block), context) + (ceil(drafted / block) - 1) * draft.forward(block, context)
     return alone + devices.target.forward(1 + drafted, context)
 
 
@@ -84,6 +80,7 @@ PLAIN_NAME = "mlx-lm"
 BASELINE_NAME = "mlx-lm, speculative"
 ORACLE = "adaptive, draft takes no time"
 _MAX_BASELINE_TOKENS = 8
+_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _NO_TIME = 1e-6
 """Seconds. Above zero, so that a growth step has an end."""
 GREEDY = AcceptanceModel(accept=0.81, exponent=1.27, spread=2.14, claim_slope=0.93, claim_shift=-1.96)
@@ -91,6 +88,8 @@ SAMPLED = AcceptanceModel(
     accept=0.67, exponent=2.17, spread=1.45, claim_slope=1.03, claim_shift=-1.55, independent=0.172
 )
 """The demo pair on held-out library code at temperature 0 and 1: 12 prompts, 1800 tokens (docs/lab/planning.md)."""
+COOL = replace(SAMPLED, accept=0.444, exponent=0.45, independent=0.351)
+"""The default pair at temperature 0.7, 18 prompts; spread and claims are SAMPLED's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +119,6 @@ class Prediction:
     contender: str
     tokens_per_second: float
     tokens_per_round: float
-    hit_rate: float | None = None
-    acceptance_rate: float | None = None
     target_busy: float | None = None
     draft_busy: float | None = None
 
@@ -134,11 +131,7 @@ def predict(scenario: Scenario) -> list[Prediction]:
 
 def plain(scenario: Scenario) -> Prediction:
     """mlx-lm without a draft."""
-    decoded = [
-        plain_decoding(scenario.devices, len(scenario.language.prompt(request)), scenario.tokens)
-        for request in range(scenario.requests)
-    ]
-    return _prediction(PLAIN_NAME, decoded)
+    return _turn_taking(scenario, lambda *_: False, 0)
 
 
 def baseline_prediction(scenario: Scenario) -> list[Prediction]:
@@ -176,25 +169,34 @@ def oracle(scenario: Scenario) -> Prediction:
     return simulated(replace(scenario, devices=devices, wires=wires), "adaptive", ORACLE)
 
 
-def pays_from(scenario: Scenario, gain: float = 1.1, steps: int = 6) -> float | None:
-    """The lowest acceptance with which `adaptive` reaches `gain` times plain decoding; None if none does.
+class Worth(NamedTuple):
+    """What drafts that are right so often are worth."""
 
-    Found by bisection to 2^-`steps`, on text without repetition, so that prompt lookup does not help.
-    """
-    brief = replace(scenario, requests=1)
-    goal = gain * simulated(brief, "ar").tokens_per_second
+    accept: float
+    baseline: Prediction | None
+    in_turns: Prediction
+    """`adaptive`, the draft on the target's device."""
+    at_once: Prediction
+    """`adaptive`, the draft on a device of its own."""
+    bound: Prediction
+    """The same with a draft that takes no time."""
 
-    def reaches(accept: float) -> bool:
-        changed = replace(brief, acceptance=replace(scenario.acceptance, accept=accept))
-        return simulated(changed, "adaptive").tokens_per_second >= goal
 
-    low, high = 0.0, 1.0
-    if not reaches(high):
-        return None
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return high
+def by_acceptance(scenario: Scenario) -> list[Worth]:
+    """On text without repetition, so that prompt lookup does not help."""
+    return [_worth(replace(scenario, requests=1), accept) for accept in _ACCEPTANCES]
+
+
+def _worth(scenario: Scenario, accept: float) -> Worth:
+    model, devices = scenario.acceptance, scenario.devices
+    independent = model.independent and model.independent * accept / model.accept
+    one = replace(scenario, acceptance=replace(model, accept=accept, independent=independent))
+    # Two forwards at once take twice as long on one device.
+    shared = replace(devices, draft=devices.baseline_draft, slow_down=2.0)
+    options = msgspec.structs.replace(scenario.options, placement="shared")
+    in_turns = simulated(replace(one, devices=shared, options=options), "adaptive")
+    baseline = next(iter(baseline_prediction(one)), None)
+    return Worth(accept, baseline, in_turns, simulated(one, "adaptive"), oracle(one))
 
 
 def _turn_taking(scenario: Scenario, agrees: Agreement, depth: int) -> Prediction:
@@ -202,13 +204,9 @@ def _turn_taking(scenario: Scenario, agrees: Agreement, depth: int) -> Predictio
     for request in range(scenario.requests):
         first = len(scenario.language.prompt(request))
         reached.append(turn_taking(scenario.devices, agrees, depth, request, first, scenario.tokens))
-    return _prediction(f"{BASELINE_NAME}, K = {depth}", reached)
-
-
-def _prediction(name: str, reached: Sequence[DecodingTime]) -> Prediction:
     tokens = sum(one.tokens for one in reached)
     return Prediction(
-        contender=name,
+        contender=f"{BASELINE_NAME}, K = {depth}" if depth else PLAIN_NAME,
         tokens_per_second=tokens / sum(one.seconds for one in reached),
         tokens_per_round=tokens / sum(one.rounds for one in reached),
     )
@@ -221,8 +219,6 @@ def _from_statistics(name: str, clients: Iterable[SimulatedClient]) -> Predictio
         contender=name,
         tokens_per_second=tokens / sum(figure.generated_tokens / figure.tokens_per_second for figure in figures),
         tokens_per_round=tokens / sum(figure.rounds for figure in figures),
-        hit_rate=_mean(figure.hit_rate for figure in figures),
-        acceptance_rate=_mean(figure.acceptance_rate for figure in figures),
         target_busy=_mean(figure.target_busy for figure in figures),
         draft_busy=_mean(figure.draft_busy for figure in figures),
     )
@@ -235,33 +231,37 @@ def _mean(values: Iterator[float | None]) -> float | None:
 
 # Findings -----------------------------------------------------------------------------------------
 
-_MIN_GAIN = 1.1
+_WORTH = (
+    "tok/s. in turns: both models on the target's device, with K tokens a round, as mlx-lm, or adaptive; at once: the "
+    "draft on a device of its own; no draft time: what that would be with a draft that takes no time."
+)
 
 
 def plan_findings(
-    profile: DeviceProfile, plans: Sequence[tuple[Scenario, Sequence[Prediction], float | None]]
+    profile: DeviceProfile, plans: Sequence[tuple[Scenario, Sequence[Prediction], Sequence[Worth]]]
 ) -> Findings:
-    """Scenarios with their predictions, and the acceptance from which a draft pays."""
+    """Scenarios with their predictions, and what drafts of other acceptances are worth."""
     return Findings(
         title=f"Predicted for {profile.name}",
         conditions=(f"Predicted for {profile.name}: {profile.description}.",),
-        tables=tuple(_plan_table(*plan) for plan in plans),
+        tables=tuple(table for plan in plans for table in (_plan_table(*plan[:2]), _worth_table(plan[0], plan[2]))),
         panels=tuple(_bars(scenario, predictions) for scenario, predictions, _ in plans),
         figures={
             "profile": profile.name,
             "plans": [
                 {
-                    **_circumstances(scenario),
-                    "pays_from_acceptance": threshold,
+                    "temperature": scenario.temperature,
+                    **asdict(scenario.acceptance),
+                    "by_acceptance": msgspec.to_builtins([each._asdict() for each in worth]),
                     "predictions": msgspec.to_builtins(predictions),
                 }
-                for scenario, predictions, threshold in plans
+                for scenario, predictions, worth in plans
             ],
         },
     )
 
 
-def _plan_table(scenario: Scenario, predictions: Sequence[Prediction], pays_from: float | None) -> Table:
+def _plan_table(scenario: Scenario, predictions: Sequence[Prediction]) -> Table:
     plain = next(one.tokens_per_second for one in predictions if one.contender == PLAIN_NAME)
     spec = next((one.tokens_per_second for one in predictions if one.contender.startswith(BASELINE_NAME)), None)
     fields: list[Field[Prediction]] = [
@@ -270,19 +270,34 @@ def _plan_table(scenario: Scenario, predictions: Sequence[Prediction], pays_from
         Field("x mlx-lm", lambda one: one.tokens_per_second / plain, ".2f"),
         Field("x its spec", lambda one: spec and one.tokens_per_second / spec, ".2f"),
         Field("tok/round", lambda one: one.tokens_per_round, ".2f"),
-        Field("hit", lambda one: one.hit_rate, ".0%"),
-        Field("accept", lambda one: one.acceptance_rate, ".0%"),
         Field("target", lambda one: one.target_busy, ".0%"),
         Field("draft", lambda one: one.draft_busy, ".0%"),
     ]
     acceptance = scenario.acceptance
-    assumed = (
+    note = (
         f"Modelled: best guess right {acceptance.accept:.0%}, exponent {acceptance.exponent:g}, spread "
         f"{acceptance.spread:g}."
     )
-    note = f"{_verdict(predictions, pays_from)} {assumed}"
     table = tabulated(f"temperature {scenario.temperature:g}", fields, predictions, note=note)
     return msgspec.structs.replace(table, origin="computed")
+
+
+def _worth_table(scenario: Scenario, rows: Sequence[Worth]) -> Table:
+    fields: list[Field[Worth]] = [
+        Field("best guess right", lambda row: row.accept, ".0%"),
+        Field("in turns, K", lambda row: row.baseline and row.baseline.tokens_per_second, ".1f"),
+        Field("best K", lambda row: row.baseline and row.baseline.contender.rpartition(" ")[2]),
+        Field("adaptive, in turns", lambda row: row.in_turns.tokens_per_second, ".1f"),
+        Field("at once", lambda row: row.at_once.tokens_per_second, ".1f"),
+        Field("x best in turns", lambda row: row.at_once.tokens_per_second / _best_in_turns(row), ".2f"),
+        Field("no draft time", lambda row: row.bound.tokens_per_second, ".1f"),
+    ]
+    table = tabulated(f"temperature {scenario.temperature:g}, drafts of other acceptances", fields, rows, note=_WORTH)
+    return msgspec.structs.replace(table, origin="computed")
+
+
+def _best_in_turns(row: Worth) -> float:
+    return max(each.tokens_per_second for each in (row.baseline, row.in_turns) if each is not None)
 
 
 def _bars(scenario: Scenario, predictions: Sequence[Prediction]) -> Panel:
@@ -292,27 +307,3 @@ def _bars(scenario: Scenario, predictions: Sequence[Prediction]) -> Panel:
         for name, speed in speeds
     )
     return Panel(title=f"temperature {scenario.temperature:g}", x="tokens/s", bars=bars)
-
-
-def _verdict(predictions: Sequence[Prediction], pays_from: float | None) -> str:
-    """Whether a draft would pay, and the acceptance that it needs."""
-    speed = {prediction.contender: prediction.tokens_per_second for prediction in predictions}
-    gain = speed["adaptive"] / speed["ar"]
-    figures = f"{speed['adaptive']:.1f} tokens/s with it, {speed['ar']:.1f} without, {gain:.2f} times"
-    verdict = "A draft would pay" if gain >= _MIN_GAIN else "A draft would hardly pay"
-    if pays_from is None:
-        return f"{verdict}: {figures}. A draft this slow would not, at any acceptance."
-    return (
-        f"{verdict}: {figures}. A draft this fast pays if its best guess is right in at least {pays_from:.0%} of cases."
-    )
-
-
-def _circumstances(scenario: Scenario) -> dict[str, Any]:
-    acceptance = scenario.acceptance
-    return {
-        "temperature": scenario.temperature,
-        "acceptance": acceptance.accept,
-        "exponent": acceptance.exponent,
-        "spread": acceptance.spread,
-        "independent": acceptance.independent,
-    }

@@ -132,11 +132,12 @@ class Simulation:
         prompt: tuple[int, ...] | None = None,
         ends: frozenset[int] = frozenset(),
         prompt_logprobs: bool = False,
+        background: bool = False,
     ) -> RequestId:
         """Submit request `number` of the language, with its own prompt unless another one is given."""
         tokens = self.language.prompt(number) if prompt is None else prompt
         sampling = Sampling(temperature=temperature, seed=number, prompt_logprobs=prompt_logprobs)
-        task = Task(tokens, sampling, max_tokens, ends)
+        task = Task(tokens, sampling, max_tokens, ends, background=background)
         id = RequestId(self.first_sequence + self._requests)
         self._requests += 1
         self.clients[id] = SimulatedClient(task, self._reference(task))

@@ -67,9 +67,11 @@ class VirtualWorker:
 class ModelledDraft(VirtualWorker):
     """A draft that guesses as a language says."""
 
-    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT, kept: int = 0) -> None:
-        """`kept`: tokens of ended sequences whose KV it keeps."""
-        engine = _GuessEngine(language, context)
+    def __init__(
+        self, language: Language, pace: DevicePace, context: int = CONTEXT, kept: int = 0, block: int = 1
+    ) -> None:
+        """`kept`: tokens of ended sequences whose KV it keeps. `block`: as of `Devices`."""
+        engine = _GuessEngine(language, context, block)
         super().__init__(lambda clock, pacer: DraftWorker(engine, clock, pacer=pacer, prefix_cache=kept), pace)
         self.hello: Hello = modelled_hello("draft", context, pace)
 
@@ -102,7 +104,7 @@ def modelled_workers(
     def build(role: Role) -> SimulatedWorker:
         if role == "target":
             return ModelledTarget(language, devices.target, context, level)
-        return ModelledDraft(language, devices.draft, context)
+        return ModelledDraft(language, devices.draft, context, block=devices.block)
 
     return build
 
@@ -162,12 +164,13 @@ class _GuessEngine(Engine):
     name = "modelled"
     architecture = "none"
 
-    def __init__(self, language: Language, context: int) -> None:
+    def __init__(self, language: Language, context: int, block: int) -> None:
         self.context = context
         self._language = language
+        self._block = block
 
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
-        return _GuessSequence(self._language, sampling.seed)
+        return _GuessSequence(self._language, sampling.seed, self._block)
 
 
 class _Row(NamedTuple):
@@ -181,7 +184,9 @@ class _Row(NamedTuple):
 class _GuessSequence(EngineSequence):
     """Counts committed tokens, and knows of each row where it stands."""
 
-    def __init__(self, language: Language, request: int) -> None:
+    def __init__(self, language: Language, request: int, block: int) -> None:
+        self._block, self._guessed = block, 0
+        """Tokens that a forward guesses, and up to which position the last one did."""
         self._language = language
         self._request = request
         self._committed = self._next_row = 0
@@ -220,6 +225,11 @@ class _GuessSequence(EngineSequence):
             )
         evaluated = len(batch.committed) + len(batch.tokens)
         self._widths = [evaluated] if evaluated else []
+        if self._block > 1 and batch.tokens:
+            rows = [self._rows[row].depth for row in range(self._next_row - len(batch.tokens), self._next_row)]
+            computes = bool(batch.committed) or max(rows) >= self._guessed
+            self._widths = [self._block] if computes else []
+            self._guessed = min(rows) + self._block if computes else self._guessed
         return found
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
@@ -235,7 +245,7 @@ class _GuessSequence(EngineSequence):
         return self._committed
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "EngineSequence":
-        reopened = _GuessSequence(self._language, sampling.seed)
+        reopened = _GuessSequence(self._language, sampling.seed, self._block)
         reopened._committed = length
         return reopened
 

@@ -63,6 +63,7 @@ class _Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heads: Count
     kv_heads: Count
     head_size: Count
+    block: Count = 1
 
     @property
     def weights(self) -> int:
@@ -117,7 +118,7 @@ def mac_profile(name: str) -> dict[str, Any]:
         "name": name,
         "description": f"Apple {machine.chip}: {machine.target} on the GPU, {machine.draft} on the Neural Engine",
         "target": _target(machine.plain, chip, target),
-        "draft": _on_neural_engine(draft),
+        "draft": {**_on_neural_engine(draft), "block": draft.block},
         "draft_on_target_device": _draft_on_gpu(chip, draft),
         "both_busy": {"factor": chip.overlap, "source": "assumed: others lose 3 to 18%"},
     }
@@ -145,7 +146,7 @@ def _target(plain: _PlainSpeed, chip: _Chip, model: _Model) -> dict[str, Any]:
 
 
 def _steps(forward: float, source: str, chip: _Chip, model: _Model) -> list[dict[str, Any]]:
-    kernel = _facts().kernels["half" if model.bits >= 16 else chip.kernel]
+    kernel = _facts().kernels["half" if model.bits > 8 else chip.kernel]
     products = model.weights / (chip.bandwidth * 1e9)
     return [
         {"width": 1, "milliseconds": round(1000 * forward, 3), "source": source},
@@ -252,6 +253,8 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """None: a forward takes the same time behind any context."""
     sequence: SequenceCost | None = None
     """None: a forward takes the same time for any number of sequences."""
+    block: Count = 1
+    """Of a block drafter: tokens in a row that one forward guesses, which `plan` counts."""
 
     def pace(self, slow_down: float = 1.0) -> DevicePace:
         return DevicePace(

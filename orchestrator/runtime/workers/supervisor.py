@@ -73,6 +73,8 @@ def weights_on_gpu(setup: OrchestratorSetup) -> dict[Role, int]:
 _GRACE = 2.0
 """Seconds between a request to end and the next stronger signal. SIGKILL comes last: on macOS it can leak wired GPU
 memory."""
+_CHUNK_GRACE = 6.0
+"""In place of the first one, where what is read of prompts is kept on disk: a chunk has to end before it can be."""
 _WAIT_SECONDS = 0.1
 """How long the exit code of an ended process is awaited, which blocks the main loop."""
 
@@ -223,12 +225,14 @@ class Supervisor:
         for child in self.children.values():
             if child.incarnation not in notified:
                 child.process.terminate()
-        for signals in ((), (signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
+        first = _CHUNK_GRACE if notified and self._setup.options.disk_cache else _GRACE
+        stages = ((first, ()), (_GRACE, (signal.SIGTERM, signal.SIGCONT)), (_GRACE, (signal.SIGKILL,)))
+        for grace, signals in stages:
             for child in self.children.values():
                 for number in signals:
                     with suppress(ProcessLookupError):
                         child.process.send_signal(number)
-            if self._all_ended(time.monotonic() + _GRACE):
+            if self._all_ended(time.monotonic() + grace):
                 break
         for child in self.children.values():
             _kill_group(child.process)

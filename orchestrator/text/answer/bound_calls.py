@@ -7,7 +7,7 @@ skipped for the rest.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from orchestrator.text.answer.parameters import ALL_TYPES, ANY_OBJECT, Function, Parameters, json_schema
 from orchestrator.text.tokenizer import TextCodec
@@ -46,15 +46,8 @@ class Marks:
 
 _OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
 _OF_LISTS = ("prefixItems", "minItems", "maxItems", "uniqueItems", "contains")
-_OF_OBJECTS = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties")
-
-
-class ArgumentsWriter(Protocol):
-    """One way to write the arguments of a call."""
-
-    def form(self, parameters: Parameters, marks: Marks) -> Form:
-        """Raises InputError for parameters that can't be enforced."""
-        ...
+_OF_NAMES = ("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas")
+_OF_OBJECTS = ("anyOf", "oneOf", "allOf", "not", "if", "minProperties", "maxProperties", *_OF_NAMES)
 
 
 class JsonArguments:
@@ -207,20 +200,8 @@ def _behind(members: Sequence[tuple[Form, bool]], separator: str) -> Form:
     return tuple(parts)
 
 
-class CallWriter(Protocol):
-    """Makes grammars of calls in one model's syntax. All methods raise InputError."""
-
-    def demanded(self, functions: Functions, *, several: bool) -> Grammar:
-        """Calls and nothing else: one, or several."""
-        ...
-
-    def optional(self, functions: Functions) -> Grammar:
-        """Any text, and calls in it if the model likes."""
-        ...
-
-    def or_value(self, functions: Functions, schema: str, *, several: bool) -> Grammar:
-        """Calls and nothing else, or a JSON value."""
-        ...
+ArgumentsWriter: TypeAlias = JsonArguments | Fields | PythonArguments | BareObject
+"""One way to write the arguments of a call. `form` raises InputError for parameters that can't be enforced."""
 
 
 class Style(NamedTuple):
@@ -243,20 +224,23 @@ class Style(NamedTuple):
 
 
 class StyledCalls:
-    """Calls of a style, in a model with these markers."""
+    """Makes grammars of calls of a style, in a model with these markers. All methods raise InputError."""
 
     def __init__(self, style: Style, marks: Marks) -> None:
         self._style = style
         self._marks = marks
 
     def demanded(self, functions: Functions, *, several: bool) -> Grammar:
+        """Calls and nothing else: one, or several."""
         return Grammar("", self._calls(functions, repeats=several))
 
     def optional(self, functions: Functions) -> Grammar:
+        """Any text, and calls in it if the model likes."""
         # Optional calls come behind any text, each of them. Only behind an opening do they follow one another.
         return Grammar("", self._calls(functions, repeats=bool(self._style.opening), optional=True))
 
     def or_value(self, functions: Functions, schema: str, *, several: bool) -> Grammar:
+        """Calls and nothing else, or a JSON value."""
         if (self._style.opening or self._style.start).startswith("{"):
             raise InputError("This model's calls are JSON too: leave out tools or response_format.")
         return Grammar(schema, self._calls(functions, repeats=several))
@@ -352,8 +336,8 @@ def _relocated(schema: Any, root: str, level: int = 0) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     return {
-        name: root + value[1:]
-        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        name: root + value.removeprefix("#")
+        if name == "$ref" and isinstance(value, str) and value.startswith(("#", "/"))
         else _relocated(value, root, level + 1)
         for name, value in schema.items()
     }

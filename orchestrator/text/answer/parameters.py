@@ -1,7 +1,4 @@
-"""The parameters of a function by its JSON schema, and arguments read as the types that it allows. Pure.
-
-Some models write arguments as texts: whether `5` is a number or a text, the schema alone says.
-"""
+"""The parameters of a function by its JSON schema, and the types that it allows. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -54,6 +51,14 @@ class Parameters:
             return []
         needed = {name for name in required if isinstance(name, str)} if isinstance(required, list | tuple) else ()
         return [Parameter(name, one, name in needed) for name, one in properties.items()]
+
+    def of(self, name: str) -> Any:
+        """The schema of the parameter."""
+        schema = self.resolved(self.schema)
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            return properties[name]
+        return schema.get("additionalProperties")
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
         """`schema`, or what its reference names. Empty if there is no such schema."""
@@ -135,41 +140,13 @@ def json_schema(schema: Any, *, lenient: bool) -> str:
         raise InputError("The schema in tools is nested too deeply.") from error
 
 
-def read_as(value: Any, types: Types) -> Any:
-    """What a parser made of an argument's text, as one of the types if it can be one.
-
-    mlx-lm's parsers read `null` as null whatever the schema says, numbers as floats, and leave values whose schema has
-    several types as texts.
-    """
-    if value is None and "null" not in types and "string" in types:
-        return "null"
-    if isinstance(value, float) and value.is_integer() and "integer" in types and "number" not in types:
-        return int(value)
-    if isinstance(value, str) and types not in (ALL_TYPES, {"string"}):
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-        return found if type_of(found) & (types - {"string"}) else value
-    return value
+_NAMES = {type(None): "null", bool: "boolean", str: "string", list: "array"}
 
 
 def type_of(value: Any) -> Types:
-    match value:
-        case None:
-            return frozenset(("null",))
-        case bool():
-            return frozenset(("boolean",))
-        case int():
-            return frozenset(("integer", "number"))
-        case float():
-            return frozenset(("integer", "number") if value.is_integer() else ("number",))
-        case str():
-            return frozenset(("string",))
-        case list():
-            return frozenset(("array",))
-        case _:
-            return frozenset(("object",))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return frozenset(("integer", "number") if value == value // 1 else ("number",))
+    return frozenset((_NAMES.get(type(value), "object"),))
 
 
 def _stated(name: Any) -> Types:

@@ -1,8 +1,7 @@
 """The parts of an answer, and the interface of the parsers that find them. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -21,16 +20,24 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Call:
-    """A complete tool call."""
+    """A tool call. `Arguments` follow, up to the last ones."""
 
     name: str
     arguments: str
-    """A JSON object."""
+    """The beginning of a JSON object."""
     id: str | None = None
     """The id that the model gave it, in formats that have one."""
 
 
-Part: TypeAlias = Reasoning | Spoken | Call
+@dataclass(frozen=True)
+class Arguments:
+    """A piece of the arguments of the call before. They are no JSON if the model wrote none, or no end."""
+
+    text: str
+    last: bool = False
+
+
+Part: TypeAlias = Reasoning | Spoken | Call | Arguments
 
 
 class ThoughtSpan(NamedTuple):
@@ -55,20 +62,3 @@ class ThoughtJoiner:
         apart = self._begun and not inside
         self._begun = True
         return Reasoning("\n\n" + part.text) if apart else part
-
-
-class AnswerParser(Protocol):
-    """Parses one answer. The borders between the pieces of its text do not change the parts."""
-
-    @property
-    def thoughts(self) -> Sequence[ThoughtSpan]:
-        """Of the output so far."""
-        ...
-
-    def push(self, text: str) -> Sequence[Part]:
-        """The parts that are certain now."""
-        ...
-
-    def finish(self) -> Sequence[Part]:
-        """The parts that were held back, at the end of the output."""
-        ...

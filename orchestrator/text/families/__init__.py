@@ -27,6 +27,7 @@ SYNTAXES = (
     glm.LONGCAT,
     glm.GLM,
     lfm.LFM,
+    qwen.FENCED,
     qwen.CODER,
     kimi.K2,
     minimax.MINICPM,

@@ -6,22 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.text.answer.bound_calls import Style
+from orchestrator.text.answer.call_stream import OBJECT, CallForm
 from orchestrator.text.answer.call_syntax import CallSyntax, Tools
 
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _START, _END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-_BLOCK = re.compile(r"\s*(?P<name>[^\s`]+)\s*```(?:json)?\s(?P<json>.*)```\s*", re.DOTALL)
-
-
-def _call(content: str) -> tuple[list[Any], str]:
-    """`NAME<sep>{…}` as DeepSeek V3.1 writes it, or `function<sep>NAME` and a block of JSON, as V3 and R1 do."""
-    head, separator, rest = content.partition(_SEPARATOR)
-    block = _BLOCK.fullmatch(rest)
-    name = (block["name"] if block else head).strip()
-    if not separator or not name:
-        raise ValueError("the call names no function")
-    arguments = json.loads(block["json"] if block else rest)
-    return [{"name": name, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}], ""
 
 
 def _described(style: Style, tools: Tools) -> str:
@@ -50,7 +39,10 @@ DEEPSEEK = CallSyntax(
     section=_SECTION,
     inner_markers=(_SEPARATOR,),
     template_marks=((_START, _SEPARATOR),),
-    reader=_call,
+    forms=(
+        CallForm(re.compile(rf"\s*(?P<name>[^\s`]+?)\s*{_SEPARATOR}" + OBJECT)),
+        CallForm(re.compile(rf"[^`]*?{_SEPARATOR}\s*(?P<name>[^\s`]+)\s*```(?:json)?" + OBJECT), r"\s*```"),
+    ),
     style=_PLAIN,
     styles=(("```json", _IN_BLOCKS),),
     description=_described,

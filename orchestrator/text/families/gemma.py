@@ -1,36 +1,14 @@
 """Gemma 4 and Function Gemma: `call:NAME{…}`, an object whose names have no quotes."""
 
-import json
 import re
-from typing import Any
+from functools import partial
 
 from orchestrator.text.answer.bound_calls import BareObject, Style
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is, in_order
+from orchestrator.text.answer.call_stream import CallForm, QuotedTexts
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 
 _QUOTE = '<|"|>'
-_NAME = re.compile(r"([{,]\s*)(?!call:[\w.-]+\{)([\w.-]+)(\s*:)")
-_HEADER = re.compile(r"[\s,;]*call:(?P<name>[\w.-]+)(?=\{)")
-
-
-def _calls(content: str) -> tuple[list[Any], str]:
-    """`call:NAME{…}`, repeated: JSON whose names have no quotes, and whose texts stand between `<|"|>`."""
-    outside = True
-    pieces = []
-    for piece in content.split(_QUOTE):
-        pieces.append(_NAME.sub(r'\1"\2"\3', piece) if outside else json.dumps(piece))
-        outside = not outside
-    if outside:
-        raise ValueError("a text has no end")
-    written, calls, end = "".join(pieces), [], 0
-    while header := _HEADER.match(written, end):
-        arguments, end = json.JSONDecoder().raw_decode(written, header.end())
-        calls.append({"name": header["name"], "arguments": arguments})
-    if written[end:].strip():
-        raise ValueError("text follows the calls")
-    return calls, ""
-
-
 THOUGHT = ThoughtMarkers("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>"))
 GEMMA = CallSyntax(
     "gemma4",
@@ -38,8 +16,9 @@ GEMMA = CallSyntax(
     "<tool_call|>",
     inner_markers=(_QUOTE,),
     template_marks=(("<|tool_call>", "<tool_call|>"),),
-    reader=_calls,
-    without_end=as_it_is,
+    values=((_QUOTE, _QUOTE),),
+    forms=(CallForm(re.compile(r"[\s,;]*call:(?P<name>[\w.-]+)(?=\{)")),),
+    translator=partial(QuotedTexts, _QUOTE),
     style=Style(
         BareObject(_QUOTE, never=("<tool_call|>",)), start="<|tool_call>", before="call:", after="<tool_call|>"
     ),
@@ -49,7 +28,9 @@ FUNCTION_GEMMA = CallSyntax(
     "<start_function_call>",
     "<end_function_call>",
     inner_markers=("<escape>",),
-    well_formed=in_order("call:", "}"),
+    forms=(CallForm(re.compile(r"\s*call:(?P<name>\w+)(?=\{)")),),
+    translator=partial(QuotedTexts, "<escape>"),
+    values=(("<escape>", "<escape>"),),
     style=Style(
         BareObject("<escape>", never=("}", "<end_function_call>"), flat=True),
         start="<start_function_call>",

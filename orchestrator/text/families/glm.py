@@ -1,8 +1,10 @@
 """GLM and Laguna: arguments between `<arg_key>` and `<arg_value>`. LongCat: the same with markers of its own."""
 
 from orchestrator.text.answer.bound_calls import Fields, Style
-from orchestrator.text.answer.call_syntax import CallSyntax, in_order
+from orchestrator.text.answer.call_stream import CallForm
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
+from orchestrator.text.answer.text_arguments import TextForm
 
 
 def _lines(prefix: str) -> Style:
@@ -17,6 +19,12 @@ def _lines(prefix: str) -> Style:
     )
 
 
+def _forms(prefix: str) -> tuple[CallForm, ...]:
+    key, value = f"{prefix}arg_key>", f"{prefix}arg_value>"
+    field = rf"\s*(?P<name>[^<]*[^<\s])\s*</{key}(?:\\n|\s)*<{value}"
+    return TextForm(r"\s*(?P<name>[^\s<>{}]+)", f"<{key}", field, f"</{value}", apart=r"\n?").forms
+
+
 GLM = CallSyntax(
     "glm47",
     "<tool_call>",
@@ -24,9 +32,8 @@ GLM = CallSyntax(
     inner_markers=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     template_marks=(("<arg_key>",),),
     settings_names=("glm47", "laguna"),
-    text_arguments=True,
-    offered_only=True,
-    well_formed=in_order("<arg_key>", "<arg_value>", "</arg_value>"),
+    values=(("<arg_value>", "</arg_value>"),),
+    forms=_forms(""),
     style=Style(
         Fields("<arg_key>", "</arg_key><arg_value>", "</arg_value>", never=("</tool_call>",)),
         start="<tool_call>",
@@ -41,8 +48,7 @@ LONGCAT = CallSyntax(
     "<longcat_tool_call>",
     "</longcat_tool_call>",
     inner_markers=("<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
-    text_arguments=True,
-    name_alone=True,
-    well_formed=in_order("<longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
+    values=(("<longcat_arg_value>", "</longcat_arg_value>"),),
+    forms=_forms("longcat_"),
     style=_lines("longcat_"),
 )

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import msgspec
-
 from orchestrator.text.answer.bound_calls import Functions, Marks, bounded, require_small
+from orchestrator.text.answer.call_stream import OBJECT, CallForm
+from orchestrator.text.answer.call_syntax import CallLimit, CallStream, CallSyntax, Tools
 from orchestrator.text.answer.parameters import Function, Parameters
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtSpan
+from orchestrator.text.answer.parts import Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.stop_scanner import StopScanner
 from orchestrator.text.tokenizer import TextCodec
@@ -24,10 +24,14 @@ HARMONY_TOKENS = (*_MARKERS, "<|constrain|>")
 """Special tokens whose text must be shown to be parsed."""
 _FUNCTIONS = "functions."
 _NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
+_BARE_CALL = re.compile(r"\s*(?P<header>(?=<\||to=)[^{]*\bto=[^{]+)(?P<arguments>\{.*)", re.DOTALL)
+"""Some calls have no marker before their arguments."""
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 _Body = Literal["reasoning", "spoken", "call"]
 
+HARMONY_THOUGHT = f"{_CHANNEL}analysis{_MESSAGE}", _END
+"""What begins a thought, and what ends it."""
 HARMONY_ANSWER = f"{_CHANNEL}final{_MESSAGE}"
 """What comes before the answer's text."""
 HARMONY_CLOSING = f"{_END}{_START}assistant{HARMONY_ANSWER}"
@@ -44,16 +48,16 @@ def writes_harmony(template: ChatTemplate) -> bool:
 class HarmonyParser:
     """Reasoning is the analysis channel; text is the final channel and commentary to no function."""
 
-    def __init__(self, tools: bool, most: int | None) -> None:
-        """`tools`: whether functions are offered; without, a call is reasoning. `most`: as of ToolCallParser."""
+    def __init__(self, tools: Tools, most: int | None) -> None:
+        """`tools`: those that are offered; without, a call is reasoning. `most`: as of MarkedParser."""
         self._tools = tools
-        self._most = most
-        self._found = 0
+        self._kept = CallLimit(most).kept
         self._body: _Body | None = None
         """The kind of the message at hand; None in a header."""
-        self._recipient = ""
+        self._stream: CallStream | None = None
+        """Of the call at hand."""
         self._content = ""
-        """Of the header or the call at hand."""
+        """Of the header at hand."""
         self._scanner = StopScanner(_MARKERS)
         self._seen = 0
         self.thoughts = [ThoughtSpan(0)]
@@ -74,18 +78,24 @@ class HarmonyParser:
         held = self._scanner.flush()
         parts = self._add(held, self._seen - len(held))
         if self._body is not None:
-            return [*parts, *self._end()]
+            return [*parts, *self._end(marked=False)]
         header, self._content = self._content, ""
         return [] if header.startswith((_START, _CHANNEL)) else _parts("spoken", header)
 
     def _add(self, text: str, place: int) -> list[Part]:
         """`place`: characters of output before `text`."""
         self._content += text
+        if self._body is None and "{" in text and (bare := _BARE_CALL.match(self._content)):
+            self._content = bare["header"]
+            self._read_header(place + len(text) - len(bare["arguments"]))
+            self._content += bare["arguments"]
         if self._body is None and not _may_be_header(self._content):
             self._begin("spoken", place + len(text) - len(self._content))
-        if self._body in (None, "call"):
+        if self._body is None:
             return []
         text, self._content = self._content, ""
+        if self._stream is not None:
+            return [*self._kept(self._stream.push(text))]
         return _parts(self._body, text)
 
     def _cross(self, marker: str, place: int) -> list[Part]:
@@ -94,7 +104,7 @@ class HarmonyParser:
         if marker == _MESSAGE and self._body is None:
             self._read_header(place)
         elif marker != _MESSAGE and self._body is not None:
-            parts = self._end()
+            parts = self._end(marked=True)
         if self._body is None:
             # A header begins at _START or _CHANNEL.
             before = self._content if marker == _CHANNEL else ""
@@ -103,12 +113,17 @@ class HarmonyParser:
 
     def _read_header(self, place: int) -> None:
         header, self._content = self._content, ""
-        channel, recipient = _NAME.search(header), _RECIPIENT.search(header)
-        name = recipient[1] if recipient else ""
-        self._recipient = name.removeprefix(_FUNCTIONS)
-        if name.startswith(_FUNCTIONS) and self._tools:
+        channel, to = _NAME.search(header), _RECIPIENT.search(header)
+        name, analysis = to[1] if to else "", channel is not None and channel[1] == "analysis"
+        recipient = name.removeprefix(_FUNCTIONS)
+        if any(tool["function"]["name"] == recipient for tool in self._tools):
             self._begin("call", place)
-        elif name or (channel is not None and channel[1] == "analysis"):
+            self._stream = CallStream(_CALLS, self._tools)
+            self._stream.push(recipient + "\n")
+        elif self._tools and name and (name.startswith(_FUNCTIONS) or not analysis):
+            self._begin("spoken", place)
+            self._content = f"{name} "
+        elif name or analysis:
             self._body = "reasoning"
         else:
             self._begin("spoken", place)
@@ -118,22 +133,19 @@ class HarmonyParser:
         if self.thoughts == [ThoughtSpan(0)]:
             self.thoughts = [ThoughtSpan(0, place)]
 
-    def _end(self) -> list[Part]:
-        """End the message at hand."""
-        body, self._body = self._body, None
-        content, self._content = self._content, ""
-        return self._call(content) if body == "call" else []
-
-    def _call(self, content: str) -> list[Part]:
-        """A malformed or incomplete call is text."""
-        try:
-            arguments = msgspec.json.decode(content.strip() or "{}", type=dict)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return _parts("spoken", content)
-        self._found += 1
-        if self._most is not None and self._found > self._most:
+    def _end(self, *, marked: bool) -> list[Part]:
+        """End the message at hand. A malformed call is text, unless it was begun."""
+        stream, self._body, self._stream = self._stream, None, None
+        if stream is None:
             return []
-        return [Call(self._recipient, msgspec.json.encode(arguments).decode())]
+        found = stream.finish(marked=marked)
+        if found is None:
+            return _parts("spoken", stream.content.partition("\n")[2])
+        return [*self._kept(found.calls), *_parts("spoken", found.rest.strip())]
+
+
+_CALLS = CallSyntax("harmony", "", "", forms=(CallForm(re.compile(r"(?P<name>\S+)" + OBJECT), alone="{}"),))
+"""The recipient, a line break, and the arguments."""
 
 
 def _may_be_header(text: str) -> bool:

@@ -3,8 +3,10 @@
 import re
 
 from orchestrator.text.answer.bound_calls import Style
+from orchestrator.text.answer.call_stream import OBJECT, CallForm
 from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
+from orchestrator.text.answer.text_arguments import TextForm
 
 K2 = CallSyntax(
     "kimi_k2",
@@ -12,6 +14,11 @@ K2 = CallSyntax(
     "<|tool_call_end|>",
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     inner_markers=("<|tool_call_argument_begin|>",),
+    forms=(
+        CallForm(
+            re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+):\d+)\s*<\|tool_call_argument_begin\|>" + OBJECT)
+        ),
+    ),
     style=Style(
         opening="<|tool_calls_section_begin|>",
         start="<|tool_call_begin|>",
@@ -24,9 +31,6 @@ K2 = CallSyntax(
 )
 
 _TOKENS = ("<|open|>", "<|close|>", "<|sep|>")
-_K3_MARK = re.compile(r"<\|(o|c|s)(?:pen|lose|ep)\|>")
-_K3_ORDER = re.compile(r"s(?:oscs)*")
-"""Markers in a call: its own header ends, then arguments open and close."""
 
 K3_THOUGHT = ThoughtMarkers(
     "<|open|>think<|sep|>",
@@ -34,6 +38,8 @@ K3_THOUGHT = ThoughtMarkers(
     _TOKENS,
     ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
 )
+_K3_HEAD = r'[^<]*?\btool="(?P<name>[^"<]*)"[^<]*<\|sep\|>'
+_K3_FIELD = r'(?=[^<]*?\bkey="(?P<name>[^"<]*)")[^<]*<\|sep\|>'
 K3 = CallSyntax(
     "kimi_k3",
     "<|open|>call",
@@ -41,5 +47,6 @@ K3 = CallSyntax(
     section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
     inner_markers=_TOKENS,
     template_marks=(_TOKENS,),
-    well_formed=lambda content: _K3_ORDER.fullmatch("".join(_K3_MARK.findall(content))) is not None,
+    values=(),
+    forms=TextForm(_K3_HEAD, "<|open|>argument", _K3_FIELD, "<|close|>argument<|sep|>", apart=r"\n?").forms,
 )

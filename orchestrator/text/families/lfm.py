@@ -1,29 +1,37 @@
 """LFM2: a list of Python calls, which mlx-lm calls pythonic."""
 
-import ast
 import re
-from collections.abc import Iterable
 
 from orchestrator.text.answer.bound_calls import PythonArguments, Style
+from orchestrator.text.answer.call_stream import CallForm
 from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.chat_template import ChatTemplate
 
 _START, _END = "<|tool_call_start|>", "<|tool_call_end|>"
-_CUTS = 8
-"""The most places at which a list of calls is tried to end."""
+_OUTSIDE = {"(": "{", ")": "}", "=": ":"}
 
 
-def _cut(content: str) -> Iterable[tuple[str, str]]:
-    ends = [found.end() for found in re.finditer(r"\)", content)]
-    return ((listed, content[end:]) for end in reversed(ends[-_CUTS:]) if _is_python(listed := content[:end] + "]"))
+class _PythonTexts:
+    """Keyword arguments become members of an object, and texts those of JSON."""
 
+    def __init__(self) -> None:
+        self._quote = ""
+        self._escaped = False
 
-def _is_python(text: str) -> bool:
-    try:
-        ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    def __call__(self, text: str) -> str:
+        return "".join(map(self._letter, text))
+
+    def _letter(self, letter: str) -> str:
+        if not self._quote:
+            self._quote = letter if letter in "\"'" else ""
+            return '"' if self._quote else _OUTSIDE.get(letter, letter)
+        if self._escaped or letter == "\\":
+            self._escaped = not self._escaped
+            return "" if self._escaped else letter if letter == "'" else "\\" + letter
+        if letter == self._quote:
+            self._quote = ""
+            return '"'
+        return '\\"' if letter == '"' else letter
 
 
 def _has_tokens(template: ChatTemplate) -> bool:
@@ -37,6 +45,8 @@ LFM = CallSyntax(
     _END,
     template_marks=(("<|tool_list_start|>",), (_START,)),
     fallback_sign=_has_tokens,
-    without_end=_cut,
+    values=(('"', '"'), ("'", "'")),
+    forms=(CallForm(re.compile(r"[\[,\s]*(?P<name>[\w.]+)(?=\{)"), r"\s*\]"),),
+    translator=_PythonTexts,
     style=Style(PythonArguments(), opening=_START + "[", separator=", ", closing="]" + _END),
 )

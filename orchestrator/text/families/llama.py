@@ -1,27 +1,15 @@
 """Llama 3: a JSON object without markers, and nothing else in the answer."""
 
-import json
-from typing import Any
-
 from orchestrator.text.answer.bound_calls import Style
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_stream import json_form
+from orchestrator.text.answer.call_syntax import CallSyntax
 
 _START = '{"name":'
-
-
-def _call(content: str) -> tuple[list[Any], str]:
-    found, end = json.JSONDecoder().raw_decode(_START + content)
-    if content[end - len(_START) :].strip(" \n;"):
-        raise ValueError("text follows the call")
-    return [{"name": found["name"], "arguments": found["parameters"]}], ""
-
-
 LLAMA = CallSyntax(
     "llama3",
     _START,
     "",
     template_marks=(('"parameters": dictionary of argument name',),),
-    reader=_call,
-    without_end=as_it_is,
+    forms=(json_form("", "parameters", r"\s*\}[\s;]*"),),
     style=Style(start=_START, before=" ", behind=', "parameters": ', quoted=True, after="}", separator="\n"),
 )

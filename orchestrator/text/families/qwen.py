@@ -1,29 +1,25 @@
 """Qwen: `<think>`, as DeepSeek and most others write it, and JSON calls, as Hermes models do; Qwen Coder's calls."""
 
-from typing import Any
-
-import msgspec
+from functools import partial
 
 from orchestrator.text.answer.bound_calls import Fields, Marks, Style, StyledCalls
-from orchestrator.text.answer.call_syntax import CallSyntax, as_it_is
+from orchestrator.text.answer.call_stream import WHOLE_JSON
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
+from orchestrator.text.answer.text_arguments import TextForm
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
 
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 
 
-def _asks_for_json(template: ChatTemplate) -> bool:
+def _asks_for(mark: str, template: ChatTemplate) -> bool:
     """By a prompt with a tool: the source of many templates has these words for other syntaxes."""
     try:
         text = template.text([{"role": "user", "content": ""}], [_PROBE])
     except InputError:
         return False
-    return "<tool_call>" in text and '"arguments"' in text
-
-
-def _json_call(content: str) -> tuple[list[Any], str]:
-    return [msgspec.json.decode(content.strip())], ""
+    return mark in text and '"arguments"' in text
 
 
 _JSON = Style(None, start="<tool_call>\n", after="\n</tool_call>", separator="\n")
@@ -36,20 +32,33 @@ JSON_SYNTAX = CallSyntax(
     "<tool_call>",
     "</tool_call>",
     template_marks=(),
-    fallback_sign=_asks_for_json,
+    fallback_sign=partial(_asks_for, "<tool_call>"),
     settings_names=("json_tools",),
-    reader=_json_call,
-    without_end=as_it_is,
+    forms=(WHOLE_JSON,),
     style=_JSON,
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
+FENCED = CallSyntax(
+    "fenced",
+    "```json",
+    "```",
+    template_marks=(),
+    fallback_sign=partial(_asks_for, "```json"),
+    forms=(WHOLE_JSON,),
+    style=Style(None, start="```json\n", after="\n```", separator="\n"),
+)
+"""The same in blocks of code."""
+_NAMED = r"\s*(?P<name>[^\s<>]+)\s*>"
 CODER = CallSyntax(
     "qwen3_coder",
-    "<tool_call>",
-    "</tool_call>",
+    "<function=",
+    "</function>",
+    section=("<tool_call>", "</tool_call>"),
     # In a template's source, the line break may be an escape.
     template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
-    text_arguments=True,
+    tagged=True,
+    values=(("<parameter=", "</parameter>"),),
+    forms=TextForm(_NAMED, "<parameter=", _NAMED, "</parameter>", gap="\n").forms,
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
         start="<tool_call>\n",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core.commands import Emit
+from orchestrator.core.commands import Emit, TellReading
 from orchestrator.core.expected_rate import best_count, best_counts
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES, Autoregressive
@@ -130,6 +130,57 @@ def test_places_go_round():
     assert scheduler.remove(RequestId(2)) is None, "it waited"
     assert scheduler.remove(RequestId(3)) == 1
     assert scheduler.preempt(RequestId(4), 100) is None, "no request waits"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_request_that_nobody_waits_for_shares_a_quarter_of_the_rounds(strategy):
+    simulation = ready(strategy)
+    simulation.submit(1, 60, prompt=(7,), background=True)
+    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 3)
+    before = len(rounds(simulation))
+    simulation.submit(2, 40, prompt=(7,))
+    simulation.run_while(lambda: TWO in simulation.live)
+    shares = [1 in sharing for sharing in rounds(simulation)[before:]]
+
+    assert sum(shares) in range(1, 3 + len(shares) // 4)
+    simulation.run()
+    assert tokens_are_exact(simulation)
+
+
+def test_a_request_that_nobody_waits_for_makes_room_early_and_comes_last():
+    scheduler = Scheduler(Autoregressive(Options()), 1, turn=100)
+
+    assert [scheduler.add(RequestId(id), id != 3) for id in (1, 2, 3)] == [True, False, False]
+    assert scheduler.preempt(RequestId(1), 11) is None
+    assert scheduler.preempt(RequestId(1), 1) == 3
+    assert scheduler.preempt(RequestId(3), 99) is None
+    assert scheduler.preempt(RequestId(3), 1) == 2
+    assert scheduler.remove(RequestId(3)) is None, "it waited"
+    assert scheduler.preempt(RequestId(2), 99) is None, "only its like wait"
+
+
+def test_clients_of_waiting_requests_hear_of_their_place_in_the_queue():
+    simulation = ready("ar", concurrent=1)
+    submit(simulation, 4, 4, 4)
+    simulation.run()
+
+    told = [(one.request, one.queued) for one in simulation.commands if isinstance(one, TellReading)]
+    assert told == [(2, 1), (2, 1), (3, 2), (3, 1)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_token_is_the_draft_s_or_prompt_lookup_s_or_the_target_s_own(strategy):
+    simulation = ready(strategy)
+    submit(simulation, 30, 31)
+    simulation.submit(3, 32, prompt=(7, 8, 9) * 9)
+    simulation.run()
+
+    for client in simulation.clients.values():
+        figures = client.statistics
+        assert figures is not None
+        own = figures.generated_tokens - figures.draft_tokens - figures.lookup_tokens
+        assert own in (figures.rounds - 1, figures.rounds)
+        assert (figures.draft_tokens > 0) == (strategy != "ar")
 
 
 def test_the_most_probable_nodes_of_all_trees_are_verified_together():

@@ -18,6 +18,7 @@ from orchestrator.text.families.minimax import MUSE_SPARK
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
 from tests.orchestrator.http.test_structured_output import FORM, tool
+from tests.orchestrator.text.test_answer_parsers import joined
 from tests.protocol.sampling.test_grammar import SAID
 from tests.support.asked_server import CHAT, HELLO, post
 from tests.support.call_syntaxes import SYNTAXES, Syntax
@@ -30,7 +31,7 @@ CASES = [
     if special is None or syntax.marks
 ]
 """Each syntax with markers that are special tokens, other tokens, and no tokens."""
-SIDE = {"type": "object", "properties": {"to": {"$ref": "#/$defs/side"}}, "required": ["to"]}
+SIDE = {"type": "object", "properties": {"to": {"$ref": "/$defs/side"}}, "required": ["to"]}
 SIDE |= {"additionalProperties": False, "$defs": {"side": {"enum": ["left", "right"]}}}
 TURN, TURN_BACK = tool("turn", SIDE), tool("turn_back", {"type": "object", "maxProperties": 0})
 LEFT, BACK = ("turn", {"to": "left"}), ("turn_back", {})
@@ -53,7 +54,7 @@ class Model(NamedTuple):
     def read(self, said: str, tools: Sequence[Any] = (TURN, TURN_BACK)) -> list[tuple[str, Any] | str]:
         question = converted({**HELLO, "tools": [*tools]}, ChatRequest)
         parser = ChatPrompts(self.template).render(question).new_parser()
-        parts = [*parser.push(said), *parser.finish()]
+        parts = joined([*parser.push(said), *parser.finish()])
         assert all(isinstance(part, Call | Spoken) for part in parts)
         return [
             (part.name, json.loads(part.arguments)) if isinstance(part, Call) else part.text

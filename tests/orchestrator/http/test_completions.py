@@ -57,14 +57,6 @@ def test_best_of_generates_more_than_it_returns_and_counts_all():
     assert [params.logprobs for _, params in plain.asked] == [None, None]
 
 
-def test_a_stream_tells_how_far_the_prompt_was_read():
-    told = chunks(post(COMPLETIONS, {"prompt": "a b c d", "stream": True}, FakePipeline(read=(3, 5))))
-
-    assert [chunk["prompt_progress"]["processed"] for chunk in told if "prompt_progress" in chunk] == [3, 5]
-    assert "".join(chunk["choices"][0]["text"] for chunk in told) == "Hello"
-    assert {chunk["object"] for chunk in told} == {"text_completion"}
-
-
 # Log-probabilities of prompts ---------------------------------------------------------------------
 
 TOKENS = CODEC.encode("Say it, caf\u00e9")

@@ -162,15 +162,27 @@ CHANNELS = (
 THOUGHT = "Let me\nadd."
 ADD = ("add", {"a": 1})
 AGAIN = f"{MARK}<think>a</think>One: <think>.\n{MARK}<think>\nb</think>\n{CALL}\n{MARK}<think>c</think>{CALL}"
+MARKS = "</tool_call> </think>"
+QUOTED = json.dumps(MARKS)
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 SAID: dict[str, tuple[str, str, tuple[str, str, list[Any]]]] = {
     "text": ("hermes", "Hello", ("Hello", "", [])),
-    "no call": ("hermes", CALL[:-20], (CALL[:-20], "", [])),
+    "no call": ("hermes", CALL[:20], (CALL[:20], "", [])),
+    "half a call": ("hermes", CALL[:-20], ("", "", [("add", {"INVALID_JSON": '{"'})])),
     "calls": ("hermes", f"Let me see.\n{CALL}\n{CALL}", ("Let me see.", "", [ADD, ADD])),
     "deepseek": ("deepseek", DEEPSEEK.replace("{}", '{"a": 1}'), ("", "", [ADD])),
     "thought": ("qwen", f"<think>\n{THOUGHT}\n</think>\n\nI add. {CALL}", ("I add.", THOUGHT, [ADD])),
     "opened thought": ("always", f"{THOUGHT}\n</think>\n\nI add.", ("I add.", THOUGHT, [])),
     "channels": ("harmony", CHANNELS, ("I add.", THOUGHT, [ADD])),
+    "call in a thought": ("always", f"{THOUGHT}\n{CALL}", ("", THOUGHT, [ADD])),
+    "end marks in it": (
+        "always",
+        f"`</think>`\n{CALL.replace('1', QUOTED)}",
+        ("", "`</think>`", [("add", {"a": MARKS})]),
+    ),
+    "quoted call": ("always", f"{CALL}?\n</think>\n\nNo.", ("No.", f"{CALL}?", [])),
+    "unended call": ("hermes", CALL.removesuffix("</tool_call>"), ("", "", [ADD])),
+    "unknown call": ("hermes", CALL.replace("add", "other"), (CALL.replace("add", "other"), "", [])),
     "several thoughts": ("may", AGAIN, ("One: <think>.", "a\n\nb\n\nc", [ADD, ADD])),
 }
 """The model, what it says, and the text, thoughts and calls in it."""
@@ -182,19 +194,17 @@ SAID: dict[str, tuple[str, str, tuple[str, str, list[Any]]]] = {
 def test_a_stream_adds_up_to_the_answer(models: dict[str, ChatTemplate], dialect: Dialect, said: str, ends: Any):
     name, output, expected = SAID[said]
     template = models[name]
-    asked: dict[str, Any] = {} if name == "always" else {"tools": TOOLS}
-
     pipeline = saying([output], ends)
 
-    whole = dialect.answer(pipeline, template, **asked)
+    whole = dialect.answer(pipeline, template, tools=TOOLS)
 
     reply = dialect.reply(whole)
     assert (reply.text.strip(), reply.thoughts.strip(), reply.calls) == expected
     prompt = len(pipeline.asked[0][0])
     assert (reply.cut, reply.usage, reply.warnings) == (ends == "length", (prompt, 1, len(output)), [])
-    for size in (1, 5, 1000):
+    for size in (1, 3, 7):
         pieces = [output[start : start + size] for start in range(0, len(output), size)]
-        streamed = dialect.answer(saying(pieces, ends), template, stream=True, **asked)
+        streamed = dialect.answer(saying(pieces, ends), template, stream=True, tools=TOOLS)
         assert unnamed(streamed) == unnamed(whole)
 
 
@@ -306,14 +316,24 @@ def test_an_early_failure_has_a_status_and_a_late_one_is_an_event(dialect: Diale
         assert item["content"][0]["text"] == "Hel"
 
 
-@pytest.mark.parametrize("dialect", [CHATS, RESPONSES, OLLAMA], ids=("chat", "responses", "ollama"))
-def test_a_stream_tells_how_far_the_prompt_was_read(dialect: Dialect):
-    pipeline = FakePipeline(read=(3, 5))
+@each
+def test_a_stream_tells_its_place_in_the_queue_and_how_far_the_prompt_was_read(dialect: Dialect):
+    pipeline = FakePipeline(read=[(0, 2), (3, 0), (5, 0)])
 
     events = dialect.events(dialect.asked(pipeline, stream=True))
 
-    assert dialect.progress(events) == [3, 5]
+    told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    total = len(pipeline.asked[0][0])
+    assert told == [{"processed": 0, "total": total, "queued": 2}, *({"processed": n, "total": total} for n in (3, 5))]
     assert "prompt_progress" not in json.dumps(dialect.answer(pipeline))
+
+
+@each
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_where_its_tokens_come_from(dialect: Dialect, stream: bool):
+    found = {"draft_tokens": 2, "lookup_tokens": 1, "plain_tokens": 2}
+
+    assert dialect.answer(stream=stream)["speculation"] == {"rounds": 2, "tokens_per_round": 2.5, **found}
 
 
 @pytest.mark.parametrize("dialect", [CHATS, RESPONSES, OLLAMA], ids=("chat", "responses", "ollama"))

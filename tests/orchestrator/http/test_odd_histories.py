@@ -51,10 +51,54 @@ def system(text: str = "Be brief.", role: str = "system") -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
+# What differs in the instructions of each session, or of each request -----------------------------
+
+CLIENTS = {
+    "Claude Code": "x-anthropic-billing-header: cc_version=2.1.9; cc_entrypoint=cli; cch={};Be brief.\n<env>?</env>",
+    "Claude Code by a proxy": "x-anthropic-billing-header: cch={}\nBe brief.",
+    "Continue": (
+        '<env>\nWorking directory: {}\nPlatform: linux\n</env>\n\n<context name="gitStatus">M {}\n</context>\nBe brief.'
+    ),
+    "opencode": "You help.\n<env>\n  Working directory: {}\n</env>\nBe brief.",
+    "Cline": "<env>\n1. Platform: linux\n2. Date: {}\n</env>\nBe brief.",
+    "Qwen Code": "Git snapshot at conversation start. Frozen.\n```text\ngit: {}\n```\n\nBe brief.",
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
+def test_what_differs_in_each_session_costs_nothing_that_stands_behind_it(ask: Asks, path: str, client: str):
+    def read(differs: str) -> tuple[list[str], list[str]]:
+        rules = CLIENTS[client].format(differs, differs)
+        given = {MESSAGES: {"system": [{"type": "text", "text": rules}]}, RESPONSES: {"instructions": rules}}
+        turns = [user("Go"), said(), user()]
+        asks = (
+            {"input": turns} if path == RESPONSES else {"messages": turns if path in given else [system(rules), *turns]}
+        )
+        text, warnings = ask("qwen", path, **asks, **given.get(path, {}))
+        return text.split("<user>"), warnings
+
+    (one, first, second), warnings = read("a1")
+    other, _ = read("b2")
+
+    assert one == other[0]
+    assert "Be brief." in one
+    assert (first.endswith("Go<assistant>Yes?"), second, len(warnings)) == (True, "Hi", 1)
+    assert first.count("a1") == (0 if "Claude" in client else CLIENTS[client].count("{}"))
+
+
+def test_a_user_s_own_text_stays_where_it_is(ask: Asks):
+    text = "".join(CLIENTS.values())
+
+    assert ask("chatml", CHAT, messages=[system("Be brief."), user(text)])[0] == f"<system>Be brief.<user>{text}"
+
+
 # What a template refuses --------------------------------------------------------------------------
 
 NINE = "abc123XYZ"
 ADD = '[add({"a": 1})'
+WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+RESULT = "Result of add:\n4"
 MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
     # The template, the messages, what the model reads, a word of each warning.
     ("chatml", [system(), user(), system("Now."), said()], "<system>Be brief.<user>Hi<system>Now.<assistant>Yes?", []),
@@ -92,8 +136,11 @@ MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
      f'<user>Hi<assistant>I add.{ADD}1]<tool>4<assistant>[add({{"b": 2}})2]<tool>5', ["one call in a turn"]),
     ("gemma", [system(), user(), said(), user()],
      "<user>Be brief.\n\nHi<assistant>Yes?<user>Hi", ["no system message"]),
-    ("gemma", [user(), said("I add.", call()), result(), user("So?")],
-     '<user>Hi<assistant>I add.\n\n[Call of add: {"a": 1}]<user>[Result of add]\n4\n\nSo?', ["became text"]),
+    ("firm", [user(), said("I add.", call()), result(), user("So?")],
+     f"<user>Hi<assistant>I add.\n{WRITTEN}<user>{RESULT}\n\nSo?", ["became text"]),
+    # It knows no tools.
+    ("gemma", [user(), said("I add.", call(), call("2")), result(), result("2"), said(), user("So?")],
+     f"<user>Hi<assistant>I add.\n{WRITTEN}\n{WRITTEN}<user>{RESULT}\n\n{RESULT}<assistant>Yes?<user>So?", []),
     ("gemma", [system(), said(), user(), user()], "<user>Be brief.<assistant>Yes?<user>Hi\n\nHi",
      ["no system message", "alternation"]),
 ]  # fmt: skip

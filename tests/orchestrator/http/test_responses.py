@@ -11,15 +11,17 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from orchestrator.http.errors import ApiError
-from orchestrator.http.responses.request import Response, custom_arguments, custom_input
+from orchestrator.http.responses.answer import CustomInput, custom_input
+from orchestrator.http.responses.request import Response, custom_arguments
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.grammar import Json
-from tests.support.asked_server import TEMPLATE, post, saying, talk
+from tests.support.asked_server import TEMPLATE, post, talk
 from tests.support.dialects import RESPONSES as RESPONSES_API
-from tests.support.fake_pipeline import FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline
 
 RESPONSES = "/v1/responses"
 TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
@@ -40,9 +42,9 @@ def test_an_answer_says_what_was_asked():
 # What is referred to -----------------------------------------------------------------------------
 
 
-def held(*asked: Callable[[list[Any]], dict[str, Any]]) -> tuple[list[Any], FakePipeline]:
+def held(*asked: Callable[[list[Any]], dict[str, Any]], **settings: Any) -> tuple[list[Any], FakePipeline]:
     """The answers to questions that each are made from the answers before."""
-    pipeline = FakePipeline()
+    pipeline = FakePipeline(condition=structs.replace(READY, context=4096))
 
     async def ask(client: httpx.AsyncClient) -> list[Any]:
         answers: list[Any] = []
@@ -50,7 +52,7 @@ def held(*asked: Callable[[list[Any]], dict[str, Any]]) -> tuple[list[Any], Fake
             answers.append((await client.post(RESPONSES, json=body(answers))).json())
         return answers
 
-    return talk(ask, pipeline), pipeline
+    return talk(ask, pipeline, **settings), pipeline
 
 
 def test_a_conversation_goes_on_from_an_answer_without_its_instructions():
@@ -253,26 +255,63 @@ def test_the_same_tool_may_come_twice():
     assert list(offered(ADD, ADD)) == ["add"]
 
 
+HI = {"type": "message", "role": "user", "content": "Hi"}
+
+
+def added(*tools: Any) -> dict[str, Any]:
+    """An item that offers tools."""
+    return {"type": "additional_tools", "role": "developer", "tools": [*tools]}
+
+
+def test_of_two_definitions_of_a_tool_the_later_one_counts_also_of_an_item():
+    described = {**ADD, "description": "Adds."}
+    items = [added(NAMESPACE), HI, added({**NAMESPACE, "tools": [described]}), added({**PATCH, "name": "add"})]
+
+    chat = Response(input=items[1:], tools=[ADD, SEARCH]).chat(items[:1])
+
+    functions = {tool["function"]["name"]: tool["function"] for tool in chat.offered}
+    assert list(functions) == ["add", "mcp__sums__add", "mcp__sums__sub"]
+    assert list(functions["add"]["parameters"]["properties"]) == ["input"]
+    assert functions["mcp__sums__add"]["description"] == "Sums.\n\nAdds."
+    assert [message["content"] for message in chat.messages] == ["Hi"]
+
+
+def test_tools_of_an_item_stay_when_the_conversation_is_continued_or_compacted(hermes: ChatTemplate):
+    for items in ([added(ADD), HI], [added(ADD), HI, {"type": "compaction_trigger"}]):
+        _, pipeline = held(
+            lambda _, items=items: {"input": items},
+            lambda answers: {"input": "So?", "previous_response_id": answers[0]["id"]},
+            template=hermes,
+        )
+
+        assert '"name": "add"' in hermes.codec.decode(pipeline.asked[1][0])
+
+
+@pytest.mark.parametrize("in_item", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream: bool):
+def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream: bool, in_item: bool):
     said = [
         called("add", {"a": 1}),
         called("mcp__sums__add", {"a": 2}),
         called("apply_patch", {"input": "*** Begin\nü"}),
         called("apply_patch", {"patch": 1}),
+        called("exec", {}),
     ]
-    question = {"input": "Hi", "tools": CODEX, "stream": stream}
+    default = {**NAMESPACE, "name": "functions", "tools": [{**ADD, "name": "exec"}]}
+    given = {"input": [added(*CODEX, default), HI]} if in_item else {"input": [HI], "tools": [*CODEX, default]}
 
-    answer = post(RESPONSES, question, saying(["\n".join(said)]), template=hermes)
+    pipeline = FakePipeline(lambda _: [*"\n".join(said)], condition=structs.replace(READY, context=4096))
+    answer = post(RESPONSES, {**given, "stream": stream}, pipeline, template=hermes)
 
     output = (RESPONSES_API.whole(RESPONSES_API.events(answer)) if stream else answer.json())["output"]
     kept = ("type", "namespace", "name", "arguments", "input")
     assert {item["status"] for item in output} == {"completed"}
     assert [{name: item[name] for name in kept if name in item} for item in output] == [
-        {"type": "function_call", "name": "add", "arguments": '{"a":1}'},
-        {"type": "function_call", "namespace": "mcp__sums", "name": "add", "arguments": '{"a":2}'},
+        {"type": "function_call", "name": "add", "arguments": '{"a": 1}'},
+        {"type": "function_call", "namespace": "mcp__sums", "name": "add", "arguments": '{"a": 2}'},
         {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin\nü"},
-        {"type": "custom_tool_call", "name": "apply_patch", "input": '{"patch":1}'},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": '{"patch": 1}'},
+        {"type": "function_call", "namespace": "functions", "name": "exec", "arguments": "{}"},
     ]
 
 
@@ -306,9 +345,11 @@ def test_earlier_calls_have_the_names_that_the_model_knows():
     assert (added["content"], patched["content"]) == ("4", "5")
 
 
-@pytest.mark.parametrize("text", ["", "*** Begin", '{"input": 1}', '\n\\"ü'])
+@pytest.mark.parametrize("text", ["", "*** Begin", '{"input": 1}', '\n\\"ü☃😀'])
 def test_the_input_of_a_custom_tool_survives_being_arguments(text: str):
     assert custom_input(custom_arguments(text)) == text
+    for arguments in (custom_arguments(text), json.dumps({"input": text})):
+        assert "".join(map(CustomInput().push, arguments)) == text
 
 
 @pytest.mark.parametrize(

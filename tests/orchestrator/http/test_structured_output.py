@@ -14,6 +14,7 @@ from orchestrator.text.families.qwen import JSON_SYNTAX
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import flaw
 from tests.conftest import Reference
+from tests.orchestrator.text.test_answer_parsers import joined
 from tests.protocol.sampling.test_grammar import PERSON, SAID, takes
 from tests.support.asked_server import CHAT, HELLO, asked, post
 
@@ -56,8 +57,8 @@ def test_even_a_model_that_knows_no_tools_makes_a_proper_call_when_it_must(refer
 
     said = reference("import os", SamplingParams(grammar=grammar, temperature=1.0, seed=1, max_tokens=99))
 
-    parser = AnswerFormat(None, JSON_SYNTAX).parser(False, [ADD], None)
-    (found,) = [*parser.push(said.text), *parser.finish()]
+    parser = AnswerFormat(None, JSON_SYNTAX).parser(False, [pick], None)
+    (found,) = joined([*parser.push(said.text), *parser.finish()])
     assert said.finish_reason == "stop"
     assert isinstance(found, Call)
     assert json.loads(found.arguments)["one"] in ("left", "right")

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
+from orchestrator.api.result import Result
 from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.http.responses.request import messages
 from orchestrator.runtime.request_state import RequestState
@@ -18,8 +20,9 @@ from protocol.messages.sampling import Sampling
 from protocol.transport import Stamp
 from tests.orchestrator.http.test_dialects import AGAIN, CALL, CHANNELS, TOOLS
 from tests.support.asked_server import CHAT, HELLO, TEMPLATE, asked, post, saying
-from tests.support.dialects import CHATS, MESSAGES, RESPONSES
-from tests.support.models.chat_models import MARKS, QWEN, model, takes
+from tests.support.dialects import CHATS, DIALECTS, MESSAGES, RESPONSES, Dialect
+from tests.support.fake_pipeline import FakePipeline, statistics
+from tests.support.models.chat_models import MARKS, MODELS, QWEN, model, takes
 
 HI: dict[str, Any] = {**HELLO, "max_tokens": 9}
 FINAL = "<|channel|>final<|message|>"
@@ -115,11 +118,56 @@ def test_a_thought_that_fills_the_answer_is_incomplete_reasoning(models: dict[st
     assert (item["type"], item["status"], sent[-1]["type"]) == ("reasoning", "incomplete", "response.incomplete")
 
 
+OPEN = [
+    # The model, what it says, and whether a thought is open then.
+    ("always", "Hm", True),
+    ("always", "Hm</think>", False),
+    ("always", "Hm</think>Yes.<think>Or", True),
+    ("may", "<think>Hm", True),
+    ("may", "<think>Hm<tool_call>", False),
+    ("may", "Hm", False),
+    ("harmony", "<|channel|>analysis<|message|>Hm", True),
+    ("harmony", CHANNELS, False),
+]
+
+
+@pytest.mark.parametrize(("name", "said", "inside"), OPEN)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_an_end_inside_a_thought_is_told(tmp_path: Path, dialect: Dialect, name: str, said: str, inside: bool):
+    source, added = MODELS[name]
+    call = AddedToken("<tool_call>", normalized=False)
+    template, tools = model(tmp_path, source, [*added, call]), TOOLS if name == "may" else None
+    tokens = (*template.codec.encode(said, special=False), *template.codec.eos)
+    pipeline = FakePipeline(lambda _: [said], result=Result(said, tokens, "stop", statistics(3, 9), 0))
+
+    for stream in (False, True):
+        warnings = dialect.reply(dialect.answer(pipeline, template, stream=stream, tools=tools)).warnings
+        assert [text for text in warnings if "inside a thought" in text] == warnings[-1:] * inside
+
+
+@pytest.mark.parametrize("name", ["always", "may", "harmony"])
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_a_request_or_the_server_has_the_thought_closed(models: dict[str, ChatTemplate], dialect: Dialect, name: str):
+    close, template = {"reasoning_eos": "close"}, models[name]
+    own = asked(dialect.path, dialect.body({**HELLO, **close}), template)
+    keeps = asked(dialect.path, dialect.body({**HELLO, "reasoning_eos": "keep"}), template, defaults=close)
+    (end,) = template.codec.encode("<|end|>" if name == "harmony" else "</think>", special=False)
+
+    assert own.params.closed_thought is not None
+    assert (own.params.closed_thought.end, own.params.closed_thought.opened) == ((end,), name == "always")
+    assert own.warnings == []
+    assert asked(dialect.path, dialect.body(HELLO), template, defaults=close).params == own.params
+    assert keeps.params == asked(dialect.path, dialect.body(HELLO), template).params
+    assert keeps.params.closed_thought is None
+
+
 def test_models_without_thoughts_write_markers_as_text():
     message = post(CHAT, HELLO, saying(["<think>a</think>b"])).json()["choices"][0]["message"]
+    (told,) = asked(CHAT, {**HELLO, "reasoning_eos": "close"}).warnings
 
     assert message["content"] == "<think>a</think>b"
     assert "reasoning_content" not in message
+    assert told.endswith("so the request for it has no effect.")
 
 
 # What is asked -----------------------------------------------------------------------------------
@@ -278,6 +326,14 @@ def test_forms_calls_and_budgets_are_enforced_beside_thoughts(
 
     assert [said for said in allowed if not takes(template, grammar, said)] == []
     assert [said for said in refused if takes(template, grammar, said)] == []
+
+
+def test_a_budget_puts_no_end_into_a_call(tmp_path: Path):
+    template = model(tmp_path, QWEN, [*MARKS, AddedToken("<tool_call>", normalized=False)])
+    said = "<think>a<tool_call>b c d e f"
+
+    assert takes(template, bound(template, {**HELLO, **BUDGET, "tools": TOOLS}), said)
+    assert not takes(template, bound(template, {**HELLO, **BUDGET}), said)
 
 
 def test_a_budget_binds_where_a_thought_can_be_ended(models: dict[str, ChatTemplate]):

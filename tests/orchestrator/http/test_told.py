@@ -31,7 +31,7 @@ def test_models_tell_their_level_context_and_sampling_under_each_name(condition:
 def test_clients_of_lm_studio_find_its_routes():
     (card,) = get("/api/v0/models").json()["data"]
 
-    assert (card["id"], card["type"], card["state"], card["capabilities"]) == ("demo", "llm", "loaded", [])
+    assert (card["id"], card["type"], card["state"], card["capabilities"]) == ("demo", "llm", "loaded", ["tool_use"])
     assert card["loaded_context_length"] == READY.context
     answer = post("/api/v0/chat/completions", HELLO).json()
     assert answer["choices"][0]["message"]["content"] == "Hello"
@@ -89,6 +89,27 @@ def test_answers_with_warnings_are_counted_in_the_log_and_in_the_metrics(
 
     assert caplog.messages == [f"answers with a warning (unread): {count}" for count in (1, 10)]
     assert 'launch_pipeline_warned_requests_total{kind="unread"} 11.0' in figures.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("body", "yields"),
+    [
+        ({"model": "claude-haiku-4-5-20251001"}, True),
+        (
+            {"messages": [{"role": "system", "content": "You are a title generator. Output a title."}, HI]},
+            True,
+        ),
+        ({"messages": [{"role": "user", "content": "### Task:\nGenerate 1-3 broad tags for this chat."}]}, True),
+        ({"messages": [HI, {"role": "user", "content": "Summarize our conversation in one sentence."}]}, True),
+        ({"messages": [{"role": "user", "content": "What does the title mean?"}], "background": True}, False),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_what_clients_ask_by_themselves_yields(path: str, body: dict[str, Any], yields: bool):
+    found = asked(path, {**HELLO, "max_tokens": 9, **body})
+
+    assert found.params.background is yields
+    assert any("answers" in warning for warning in found.warnings) == ("model" in body)
 
 
 # Where a conversation's instructions end: other conversations begin with them too -----------------

@@ -4,21 +4,24 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.http.openai.history import readable, template_messages
 from orchestrator.http.openai.request import ChatRequest, read
-from orchestrator.text.answer_format import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.families.qwen import JSON_SYNTAX
-from tests.orchestrator.http.test_dialects import DEEPSEEK, TOOLS
+from tests.orchestrator.http.test_dialects import DEEPSEEK, TOOLS, each
 from tests.support.asked_server import CHAT, HELLO, TEMPLATE, asked, chunks, post, saying
-from tests.support.fake_pipeline import FakeStream
+from tests.support.dialects import Dialect
+from tests.support.fake_pipeline import READY, FakePipeline, FakeStream
+from tests.support.models.chat_models import model, takes
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+LISTED = '<tool_call>[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "parameters": {"a": 3}}]'
 SAID = "Let me see.\n" + CALL + "\n" + CALL.replace("1", "3")
 
 
@@ -51,7 +54,8 @@ def test_a_stream_shows_life_while_a_call_is_generated(hermes: ChatTemplate, mon
     answer = ask(hermes, [*CALL], stream=True)
 
     assert answer.text.count(": keep-alive") >= 2
-    assert functions(chunks(answer)[-2]["choices"][0]["delta"]["tool_calls"]) == BOTH[:1]
+    pieces = [call for chunk in chunks(answer) for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"a": 1, "b": [2]}'
 
 
 def test_calls_are_looked_for_only_where_tools_were_offered(hermes: ChatTemplate):
@@ -60,12 +64,53 @@ def test_calls_are_looked_for_only_where_tools_were_offered(hermes: ChatTemplate
     assert choice["message"]["content"] == SAID
 
 
-def test_a_model_that_was_not_taught_is_not_asked(hermes: ChatTemplate):
-    refused = post(CHAT, {**HELLO, "tools": TOOLS}).json()["error"]
+@pytest.fixture(params=["plain", "gemma", "chatml", "unknown"])
+def untaught(request: pytest.FixtureRequest, tmp_path: Path, templates: dict[str, ChatTemplate]) -> ChatTemplate:
+    """No template, one that takes no system message, one that knows no tools, and one with an unknown syntax."""
+    chatml = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}<assistant>"
+    made = {"chatml": chatml.replace("{{ m.tool_calls }}", ""), "unknown": "{{ tools or '' }}" + chatml}
+    known = {"plain": TEMPLATE, "gemma": templates["gemma"]}
+    return known[request.param] if request.param in known else model(tmp_path, made[request.param])
 
-    assert (refused["code"], refused["param"]) == ("unsupported_parameter", "tools")
-    assert infer_tool_syntax(hermes) == JSON_SYNTAX
-    assert infer_tool_syntax(TEMPLATE) is None
+
+@each
+@pytest.mark.parametrize("said", [SAID, LISTED])
+def test_a_model_that_was_not_taught_is_told_the_tools(untaught: ChatTemplate, dialect: Dialect, said: str):
+    pipeline = FakePipeline(lambda _: said, condition=replace(READY, context=4096))
+    for stream in (False, True):
+        reply = dialect.reply(dialect.answer(pipeline, untaught, stream=stream, tools=TOOLS))
+        assert [name for name, _ in reply.calls] == ["add", "add"]
+        assert [arguments["a"] for _, arguments in reply.calls] == [1, 3]
+        assert any("knows no tools" in warning for warning in reply.warnings)
+    prompt = untaught.codec.decode(pipeline.asked[0][0])
+    assert prompt.count(json.dumps(TOOLS[0]["function"])) == 1
+    assert prompt.index("# Tools") < prompt.index("Hello")
+    assert dialect.reply(dialect.answer(template=untaught)).warnings == []
+
+
+def test_it_reads_its_calls_as_it_wrote_them(untaught: ChatTemplate):
+    rules = {"role": "system", "content": "Be brief."}
+    first = asked(CHAT, {"messages": [rules, *HELLO["messages"]], "tools": TOOLS}, untaught).prompt
+    calls = [{"id": id, "function": {"name": "add", "arguments": {"a": a, "b": [2]}}} for id, a in (("x", 1), ("y", 3))]
+    turn = {"role": "assistant", "content": "Let me see.\n", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": id, "content": f"Answer {id}"} for id in "xy"]
+
+    messages = [rules, *HELLO["messages"], turn, *results]
+    found = asked(CHAT, {"messages": messages, "tools": TOOLS}, untaught)
+
+    # A stripped text behind a heading, or a template that begins no answer.
+    begun = " " if untaught is TEMPLATE else "" if first.endswith("<assistant>") else "<assistant>"
+    assert found.prompt.startswith(first + begun + SAID)
+    assert "Result of add:\nAnswer x\n\nResult of add:\nAnswer y" in found.prompt
+    assert not any("leaves out" in warning for warning in found.warnings)
+
+
+def test_its_calls_are_enforced(untaught: ChatTemplate):
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        grammar = asked(CHAT, {**HELLO, "tools": TOOLS, "tool_choice": choice}, untaught).params.grammar
+        assert takes(untaught, grammar, CALL)
+        assert not takes(untaught, grammar, "Let me see.")
+        assert not takes(untaught, grammar, CALL.replace("add", "sub"))
 
 
 CALLED = {
@@ -126,7 +171,7 @@ def test_deepseek_is_told_the_tools_and_its_earlier_calls(models: dict[str, Chat
 
     prompt = asked(CHAT, {"messages": messages, "tools": TOOLS}, models["deepseek"]).prompt
 
-    assert prompt.startswith("<｜system｜>Be brief.<｜system｜>")
+    assert prompt.startswith("<｜system｜>Be brief.\n\n## Tools")
     assert "### add" in prompt
     assert DEEPSEEK.replace("{}", '{"a": 2}') in prompt
 

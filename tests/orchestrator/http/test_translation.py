@@ -227,7 +227,13 @@ def test_a_schema_is_enforced_in_each_form_that_clients_write(path: str, form: A
     ("path", "fields", "words"),
     [
         (CHAT, {"verbosity": "low", "prediction": {"type": "content"}}, ["verbosity", "prediction"]),
-        (COMPLETIONS, {"typical_p": 0.5}, ["typical_p"]),
+        *(
+            (path, {"xtc_probability": 0.5, "dry_multiplier": 0.8, "typical_p": 0.9}, ["xtc_", "dry_", "typical_p"])
+            for path in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA)
+        ),
+        (RESPONSES, {"text": {"verbosity": "low"}}, ["text.verbosity"]),
+        (MESSAGES, {"output_config": {"effort": "low"}}, ["output_config.effort"]),
+        (COMPLETIONS, {f"f{place}": 1 for place in range(40)}, ["f31, and 8 more."]),
         (RESPONSES, {"max_tool_calls": 3}, ["max_tool_calls"]),
         (RESPONSES, {"truncation": "auto"}, ["truncation"]),
         (MESSAGES, {"context_management": {"edits": [1]}}, ["context_management"]),
@@ -237,9 +243,11 @@ def test_a_schema_is_enforced_in_each_form_that_clients_write(path: str, form: A
 )
 def test_a_field_without_effect_is_told(path: str, fields: dict[str, Any], words: list[str]):
     _, _, (warning,) = ask(path, **fields)
+    streamed = post(path, {**BODIES[path], **fields, "stream": True}).text
 
     assert all(word in warning for word in words)
-    assert len(warning) < 200
+    assert len(warning) < 250
+    assert warning in streamed
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA])

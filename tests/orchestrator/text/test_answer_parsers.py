@@ -1,11 +1,10 @@
 """Laws of answers: reasoning, text and calls are told apart, however they are cut, in the syntax a template shows."""
 
-import itertools
 import json
 import re
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.text import families
-from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
-from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
-from orchestrator.text.answer_format import AnswerFormat, infer_answer_format, infer_tool_syntax
+from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
+from orchestrator.text.answer_format import AnswerFormat, AnswerParser, infer_answer_format, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families import THOUGHTS
+from orchestrator.text.families.generic import GENERIC
 from orchestrator.text.families.harmony import HarmonyParser
 from orchestrator.text.families.qwen import JSON_SYNTAX
 from orchestrator.text.tokenizer import MARK
@@ -41,6 +40,8 @@ TOOLS = [
 ]
 WEATHER = Call("get_weather", '{"city":"Oslo","days":2}')
 """What each of CALLS says."""
+AS_WRITTEN = Call("get_weather", '{"city": "Oslo", "days": 2}')
+CLOSING_CITY = Call("get_weather", '{"city":"</think>","days":2}')
 SAID = (WEATHER.name, json.loads(WEATHER.arguments))
 CALLS = {
     **{name: SYNTAXES[name].written([SAID]) for name in NAMED if name in SYNTAXES},
@@ -50,6 +51,8 @@ CALLS = {
     "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Oslo'
     '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
 }
+UNQUOTED = ("kimi_k3", "minimax_m2", "minicpm5")
+"""Their readers end a call at the first end marker."""
 MISTRAL, LISTED = CALLS["mistral"], SYNTAXES["older mistral"].written([SAID])
 DEEPSEEK_R1 = SYNTAXES["deepseek v3"].call(*SAID)
 
@@ -63,13 +66,17 @@ def joined(parts: Sequence[Part]) -> list[Part]:
                 found[-1] = Reasoning(before + text)
             case Spoken(before), Spoken(text):
                 found[-1] = Spoken(before + text)
+            case Call(name, before, id), Arguments(text):
+                found[-1] = Call(name, before + text, id)
             case _:
                 found.append(part)
     return found
 
 
 def parts(parser: AnswerParser, pieces: Sequence[str]) -> list[Part]:
-    return joined([*(part for piece in pieces for part in parser.push(piece)), *parser.finish()])
+    """Arguments without white space."""
+    found = joined([*(part for piece in pieces for part in parser.push(piece)), *parser.finish()])
+    return [replace(part, arguments=compact(part.arguments)) if isinstance(part, Call) else part for part in found]
 
 
 def thinking(pieces: Sequence[str], *, opened: bool = False, markers: ThoughtMarkers = THINK) -> list[Part]:
@@ -81,8 +88,16 @@ def calling(name: str, pieces: Sequence[str], most: int | None = None) -> list[P
     return [Call(part.name, part.arguments) if isinstance(part, Call) else part for part in found]
 
 
+def compact(arguments: str) -> str:
+    """Without white space, if it is JSON."""
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False, separators=(",", ":"))
+    except ValueError:
+        return arguments
+
+
 def harmony(pieces: Sequence[str], *, tools: bool = True, most: int | None = None) -> list[Part]:
-    return parts(HarmonyParser(tools, most), pieces)
+    return parts(HarmonyParser(TOOLS if tools else (), most), pieces)
 
 
 # Reasoning ---------------------------------------------------------------------------------------
@@ -152,6 +167,44 @@ def test_a_thought_may_follow_a_call(name: str):
     assert calling(name, [said]) == calling(name, [*said]) == [WEATHER, Reasoning("Hm."), WEATHER]
 
 
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_call_in_a_thought_is_one_unless_an_answer_follows_the_thought(name: str, size: int):
+    call, quoted = CALLS[name], CALLS[name].replace("Oslo", "</think>")
+    values = "<" not in NAMED[name].start or bool(NAMED[name].values)
+    for said, expected in (
+        (f"Hm.\n{call}", [Reasoning("Hm."), WEATHER]),
+        (f"Hm.\n{call}\n{call}\n", [Reasoning("Hm."), WEATHER, WEATHER]),
+        (f"Hm.\n{call}\n</think>\n\n", [Reasoning("Hm."), WEATHER]),
+        (f"Hm.\n{call}\nNo.</think>\n\nSo.", [Reasoning(f"Hm.\n{call}\nNo."), Spoken("So.")]),
+        (f"Hm.\n{call}\n</think>\n\n{call}", [Reasoning(f"Hm.\n{call}"), WEATHER]),
+        (f"Hm. `{call}` So.</think>\nSo.", [Reasoning(f"Hm. `{call}` So."), Spoken("So.")]),
+        *([(f"Hm.\n{quoted}", [Reasoning("Hm."), CLOSING_CITY])] if values else []),
+    ):
+        parser = AnswerFormat(THINK, NAMED[name]).parser(True, TOOLS, None)
+        found = parts(parser, [said[place : place + size] for place in range(0, len(said), size)])
+        assert [Call(part.name, part.arguments) if isinstance(part, Call) else part for part in found] == expected
+
+
+@pytest.mark.parametrize("markers", THOUGHTS, ids=[markers.start for markers in THOUGHTS])
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_an_end_marker_in_quotation_marks_is_a_part_of_the_thought(markers: ThoughtMarkers, size: int):
+    start, end = markers.start, markers.end
+    for thought in (
+        f"See `{end}`.",
+        f"See `{start}a{end}` so.",
+        f'print("{end}")',
+        f"It's '{end}'.",
+        f"`{end}` {end[:3]}",
+    ):
+        said = f'{start}{thought}\n{end}\n\nA `b` "c".'
+        found = thinking([said[place : place + size] for place in range(0, len(said), size)], markers=markers)
+        assert found == [Reasoning(thought), Spoken('A `b` "c".')]
+    assert thinking([*f'{start}A 5" pipe.{end}\n"b"'], markers=markers) == [Reasoning('A 5" pipe.'), Spoken('"b"')]
+    assert thinking([f"{start}'a'{end}It's b."], markers=markers) == [Reasoning("'a'"), Spoken("It's b.")]
+    assert thinking([*f"{start}`a{end}"], markers=markers) == [Reasoning("`a")]
+
+
 def test_no_thought_begins_inside_a_call():
     said = CALLS["json"].replace("Oslo", f"{MARK}<think>a</think>")
 
@@ -190,9 +243,27 @@ def test_the_place_of_the_answer_is_known():
 
 PIECES = st.lists(
     st.sampled_from(
-        [MARK, f"{MARK}<think>", "<think>", "</think>", "<thi", "nk>", "</", "a", "<", "\n", " ", "<tool_call>"]
+        [
+            MARK,
+            f"{MARK}<think>",
+            "<think>",
+            "</think>",
+            "<thi",
+            "nk>",
+            "</",
+            "a",
+            "<",
+            "\n",
+            " ",
+            "<tool_call>",
+            "`",
+            '"',
+        ]
     )
-    | st.sampled_from(["</tool_call>", '{"name": "f"}', '{"name": ', "<tool", "_call>", "[TOOL_CALLS]", "[ARGS]", "{}"])
+    | st.sampled_from(["</tool_call>", '{"name": "get_weather"}', '{"name": ', "<tool", "_call>", "get_weather"])
+    | st.sampled_from(
+        ["[TOOL_CALLS]", "[ARGS]", "{}", "<function=get_weather>", "</function>", "<parameter=a>", "```\n"]
+    )
 )
 
 
@@ -232,27 +303,15 @@ def test_a_call_of_each_syntax_is_read(name: str):
     assert calling(name, [said + "\n" + said], most=1) == [WEATHER]
 
 
-@pytest.mark.parametrize(
-    "syntax", [each for each in families.SYNTAXES if each.reader is None], ids=lambda syntax: syntax.name
-)
-def test_the_markers_are_those_that_mlx_lm_s_parser_knows(syntax: CallSyntax):
-    spec = find_spec("mlx_lm")
-    assert spec is not None
-    assert spec.origin is not None
-    source = (Path(spec.origin).parent / "tool_parsers" / f"{syntax.name}.py").read_text()
-
-    assert re.findall(r'^tool_call_\w+[:\w ]* = "(.*)"', source, re.MULTILINE) == [
-        *(syntax.section or (syntax.start, syntax.end))
-    ]
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
     said = CALLS[name]
     cut = said[: -len(said) // 2]
 
-    assert calling(name, [said + "\n" + cut]) == [WEATHER, Spoken(cut)]
-    assert calling(name, [*(said + cut)]) == [WEATHER, Spoken(cut)]
+    for found in (calling(name, [said + "\n" + cut]), calling(name, [*(said + cut)])):
+        first, second = found
+        assert first == WEATHER
+        assert second.text.lstrip() == cut if isinstance(second, Spoken) else isinstance(second, Call)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if NAMED[name].section])
@@ -264,12 +323,41 @@ def test_calls_of_a_section_come_when_each_is_complete(name: str):
     parser = AnswerFormat(None, syntax).parser(False, TOOLS, None)
 
     assert [part for part in parser.push(f"I look.{opening}\n{call}") if isinstance(part, Call)]
-    assert [type(part) for part in parser.push(f"\n{call}")] == [Call]
+    assert [type(part) for part in joined(parser.push(f"\n{call}"))] == [Call]
     assert [*parser.push(f"\n{closing}"), *parser.finish()] == []
-    assert calling(name, [f"{opening}\n{call}\n{call[:-5]}"]) == [WEATHER, Spoken(call[:-5])]
-    assert calling(name, [f"{opening}{call}{call[:-5]}{closing}"]) == [WEATHER, Spoken(call[:-5] + closing)]
+    assert calling(name, [f"{opening}\n{call}\n{call[:-5]}"]) == [WEATHER, WEATHER]
+    assert calling(name, [f"{opening}{call}{call[:-5]}{closing}"]) == [WEATHER, WEATHER]
     assert calling(name, [f"{opening}\n{closing} is a section."]) == [Spoken(f"{opening}\n{closing} is a section.")]
     assert calling(name, [f"{opening} and "]) == [Spoken(f"{opening} and ")]
+
+
+UNENDED = [
+    ("json", "\n</tool_call>"),
+    ("qwen3_coder", "</function>\n</tool_call>"),
+    ("glm47", "</tool_call>"),
+    ("longcat", "</longcat_tool_call>"),
+    ("minimax_m2", "</invoke>\n</minimax:tool_call>"),
+    ("minicpm5", "</function>"),
+    ("muse_spark", "</atem:invoke>\n</atem:function_calls>"),
+    ("kimi_k2", "<|tool_call_end|><|tool_calls_section_end|>"),
+    ("deepseek", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+    ("gemma4", "<tool_call|>"),
+    ("function_gemma", "<end_function_call>"),
+    ("pythonic", "<|tool_call_end|>"),
+]
+STRAY = [("qwen3_coder", "<tool_call>\n"), ("qwen3_coder", "</function>"), ("kimi_k2", "<|tool_call_end|>")]
+UNENDED_JSON, NAKED = CALLS["json"].removesuffix("</tool_call>"), CALLS["qwen3_coder"].split("\n", 1)[1]
+ODD = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo}</tool_call>\n'
+FENCED = f"```json\n{json.dumps({'name': SAID[0], 'arguments': SAID[1]})}\n```"
+IN_VALUES = [
+    *((name, f"a {NAMED[name].end} b") for name in CALLS if NAMED[name].end and name not in UNQUOTED),
+    ("json", "<tool_call>"),
+    ("qwen3_coder", "<tool_call></function></tool_call>"),
+]
+
+
+def in_city(text: str) -> Call:
+    return Call("get_weather", f'{{"city":"{text}","days":2}}')
 
 
 @pytest.mark.parametrize(
@@ -278,17 +366,26 @@ def test_calls_of_a_section_come_when_each_is_complete(name: str):
         (
             "pythonic",
             CALLS["pythonic"].split(")]")[0] + '), get_weather(city="(a)',
-            [WEATHER, Spoken(', get_weather(city="(a)')],
+            [WEATHER, Call("get_weather", '{"city":"(a)')],
         ),
-        ("pythonic", CALLS["pythonic"].split("<|tool_call_end")[0], [WEATHER, Spoken("]")]),
-        ("gemma4", CALLS["gemma4"].removesuffix("<tool_call|>"), [WEATHER]),
+        *((name, CALLS[name].removesuffix(end), [WEATHER]) for name, end in UNENDED),
+        *((name, CALLS[name].replace(tag, ""), [WEATHER]) for name, tag in STRAY),
+        ("json", f"{UNENDED_JSON}\n{UNENDED_JSON}", [WEATHER, WEATHER]),
+        ("json", f"{UNENDED_JSON}\nI wait.", [WEATHER, Spoken("I wait.")]),
+        *(("json", CALLS["json"].replace("}}", braces), [WEATHER]) for braces in ("}", "}}}")),
+        ("json", CALLS["json"].replace("Oslo", "O\n"), [Call("get_weather", '{"city":"O\\n","days":2}')]),
+        ("json", ODD + CALLS["json"], [Call("get_weather", '{"city": "Oslo}'), WEATHER]),
+        ("fenced", f"So:\n{FENCED}\nI wait.", [Spoken("So:\n"), WEATHER, Spoken("\nI wait.")]),
+        ("mistral", MISTRAL.replace("[ARGS]", ""), [WEATHER]),
+        ("qwen3_coder", f"So.\n\n{NAKED}\n{NAKED}", [Spoken("So.\n\n"), WEATHER, WEATHER]),
+        *((name, CALLS[name].replace("Oslo", text), [in_city(text)]) for name, text in IN_VALUES),
         ("mistral", LISTED[:-1] + ', {"name": "get_wea', [WEATHER, Spoken(', {"name": "get_wea')]),
         ("mistral", f"{MISTRAL} I wait.", [WEATHER, Spoken(" I wait.")]),
         ("mistral", f"{MISTRAL}{MISTRAL.removeprefix('[TOOL_CALLS]')}", [WEATHER, WEATHER]),
         (
             "mistral",
             f'{MISTRAL}get_weather[ARGS]{{"city": "O',
-            [WEATHER, Spoken('get_weather[ARGS]{"city": "O')],
+            [WEATHER, Call("get_weather", '{"city": "O')],
         ),
         ("mistral", LISTED, [WEATHER]),
         ("mistral", LISTED.replace('{"city": "Oslo", "days": 2}', r'"{\"city\": \"Oslo\", \"days\": 2}"'), [WEATHER]),
@@ -299,10 +396,16 @@ def test_complete_calls_are_kept_and_the_rest_is_text(name: str, said: str, expe
     assert calling(name, [said]) == calling(name, [*said]) == expected
 
 
-def test_gemma_s_values_are_read():
-    said = 'call:f{a:{b_1:[1,-2.5,true,null,<|"|>x,y:{"\\<|"|>],c: {}},d:<|"|><|"|>}'
+def test_a_value_without_an_end_does_not_swallow_the_next_call():
+    head, _, tail = CALLS["qwen3_coder"].rpartition("</parameter>")
 
-    (call,) = calling("gemma4", [f"<|tool_call>{said}, call:g{{}}<tool_call|>"], most=1)
+    assert [type(part) for part in calling("qwen3_coder", [2 * (head + tail)])] == [Call, Call]
+
+
+def test_gemma_s_values_are_read():
+    said = 'call:get_weather{a:{b_1:[1,-2.5,true,null,<|"|>x,y:{"\\<|"|>],c: {}},d:<|"|><|"|>}'
+
+    (call,) = calling("gemma4", [f"<|tool_call>{said}, call:get_weather{{}}<tool_call|>"], most=1)
 
     assert isinstance(call, Call)
     assert json.loads(call.arguments) == {"a": {"b_1": [1, -2.5, True, None, 'x,y:{"\\'], "c": {}}, "d": ""}
@@ -331,22 +434,20 @@ def test_what_a_parser_would_search_again_and_again_is_text(name: str, content: 
     assert calling(name, [said]) == [Spoken(said)]
 
 
-NUMBERS = [
-    *itertools.product(["llama3", "mistral", "qwen3_coder", "minimax_m2", "gemma4"], ["1e999", "-Infinity", "NaN"]),
-    ("pythonic", "1e999"),
-]
-"""Numbers that JSON does not have."""
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        *((name, CALLS[name].replace("2", number)) for name, number in NUMBERS),
         *(("json", f"<tool_call>{said}") for said in ("[1]</tool_call>", "", '{"name": 1}')),
         ("llama3", '{"name": "f"}'),
         ("llama3", '{"name": "f", "parameters": {}} is a call.'),
         ("llama3", '{"name": '),
         ("mistral", "[TOOL_CALLS] means calls."),
+        ("json", CALLS["json"].replace("get_weather", "other")),
+        ("qwen3_coder", f"So: {NAKED}"),
+        ("qwen3_coder", f"```xml\n{NAKED}\n```"),
+        ("qwen3_coder", NAKED.replace("get_weather", "other")),
+        ("fenced", FENCED.replace("get_weather", "other")),
+        *((name, f"Say `{said}` so.") for name, said in CALLS.items() if not NAMED[name].section),
         ("mistral", "[TOOL_CALLS]f[ARGS][1]"),
         ("glm47", "<tool_call>I would call it now.</tool_call>"),
         ("glm47", CALLS["glm47"].replace("get_weather", "other")),
@@ -358,6 +459,57 @@ NUMBERS = [
 )
 def test_what_is_no_proper_call_stays_text(name: str, said: str):
     assert calling(name, [said]) == calling(name, [*said]) == [Spoken(said)]
+
+
+TEXTS = {name: end for name in CALLS for _, end in NAMED[name].values if end.startswith("</")}
+"""Syntaxes whose arguments are texts, and the marks behind these."""
+TYPES: list[tuple[dict[str, object], str, object]] = [
+    # A schema, what a model says, and what is read.
+    ({"type": "string"}, "5", "5"),
+    ({"type": "string"}, "  indented\n", "  indented\n"),
+    ({"type": ["string", "integer"]}, "5", 5),
+    *(({"type": ["string", "integer"]}, text, text) for text in ("02134", "1e5", "5.0", " 5", "null")),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[1]", [1]),
+    ({}, "5", "5"),
+    ({}, '{"a": [1]}', {"a": [1]}),
+    ({"type": "integer"}, "1e5", 100000),
+    ({"type": "number"}, "1.50", 1.5),
+    *(({"type": "number"}, text, text) for text in ("NaN", "1e999", "-Infinity", "02134", "five")),
+    ({"type": "integer"}, "1.5", "1.5"),
+    ({"type": "boolean"}, " TRUE ", True),
+    *(({"type": "boolean"}, text, text) for text in ("maybe", "1", "yes")),
+    ({"type": "array"}, "['a', None]", ["a", None]),
+    ({"type": "object"}, "{1, 2}", "{1, 2}"),
+]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_argument_is_read_as_its_schema_says_or_stays_the_text_that_it_was(name: str):
+    for schema, said, value in TYPES:
+        for parameters in ({"properties": {"city": schema}}, {"additionalProperties": schema}):
+            tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+            written = CALLS[name].replace("Oslo", said)
+            (call,) = parts(AnswerFormat(None, NAMED[name]).parser(False, tools, None), [written])
+            assert isinstance(call, Call)
+            assert json.dumps(json.loads(call.arguments)["city"]) == json.dumps(value), (schema, said)
+
+
+@pytest.mark.parametrize(("name", "end"), TEXTS.items())
+def test_a_mark_that_is_missing_or_a_text_loses_nothing(name: str, end: str):
+    said = CALLS[name]
+    last = said.rindex(end)
+
+    for cut in (said.replace(end, "", 1), said[:last] + said[last + len(end) :]):
+        assert calling(name, [cut]) == [WEATHER]
+    for marked in (f"a {end} b", f"{end}\n", f"a{end}{end}"):
+        (call,) = calling(name, [said.replace("Oslo", marked)])
+        assert isinstance(call, Call)
+        assert json.loads(call.arguments) == {"city": marked, "days": 2}
+    (call,) = calling(name, [said.replace("days", "city")])
+    assert isinstance(call, Call)
+    assert re.fullmatch("(?s)Oslo.*2", json.loads(call.arguments)["city"])
+    assert calling(name, [said.replace(SAID[0], f"{SAID[0]} or")]) != [WEATHER]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -377,13 +529,21 @@ def test_calls_of_deepseek_r1_are_read_without_their_section_and_with_fences_ins
     assert calling("deepseek", [*fenced]) == [Call("get_weather", '{"city":"```json```","days":2}')]
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_a_marker_in_a_text_does_not_hold_the_text_back(name: str):
+    start = NAMED[name].start
+    for said in (f"You write `{start}` and then", f"You write {start} and then"):
+        parser = AnswerFormat(THINK, NAMED[name]).parser(False, TOOLS, None)
+        assert joined([part for piece in said for part in parser.push(piece)]) == [Spoken(said)]
+
+
 def test_a_call_comes_as_soon_as_it_is_complete():
     parser = AnswerFormat(None, JSON_SYNTAX).parser(False, TOOLS, None)
 
-    assert parser.push(CALLS["json"]) == [WEATHER]
+    assert joined(parser.push(CALLS["json"])) == [AS_WRITTEN]
     assert parser.push(" And") == [Spoken(" And")]
-    assert parser.push("<tool_call>x</tool_call>") == [Spoken("<tool_call>x</tool_call>")]
-    assert parser.push(CALLS["json"]) == [WEATHER]
+    assert joined(parser.push("<tool_call>x</tool_call>")) == [Spoken("<tool_call>x</tool_call>")]
+    assert joined(parser.push(CALLS["json"])) == [AS_WRITTEN]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +556,7 @@ def test_a_call_comes_as_soon_as_it_is_complete():
 def test_a_call_keeps_the_id_that_its_syntax_has(name: str, said: str, id: str):
     parser = AnswerFormat(None, NAMED[name]).parser(False, TOOLS, None)
 
-    assert [*parser.push(said), *parser.finish()] == [Call(WEATHER.name, WEATHER.arguments, id)]
+    assert parts(parser, [said]) == [replace(WEATHER, id=id)]
 
 
 # Harmony -----------------------------------------------------------------------------------------
@@ -421,6 +581,11 @@ CHANNELS: list[tuple[str, list[Part]]] = [
      [Spoken("I look."), WEATHER]),
     (f"<|channel|>commentary {TO}<|message|>{{", [Spoken("{")]),
     ("<|channel|>analysis to=python<|message|>1+1", [Reasoning("1+1")]),
+    (f"{ANALYSIS}{COMMENTARY} {TO}<|message|>{ARGUMENTS}", [Reasoning("Rain?"), WEATHER]),
+    (f"{COMMENTARY} to=get_weather <|constrain|>json{ARGUMENTS}<|call|>", [WEATHER]),
+    (f" {TO} json{ARGUMENTS}<|call|>", [WEATHER]),
+    (f"{COMMENTARY} to=other<|message|>{ARGUMENTS}<|call|>", [Spoken(f"other {ARGUMENTS}")]),
+    (f"{COMMENTARY} to=functions.other<|message|>{ARGUMENTS}<|call|>", [Spoken(f"functions.other {ARGUMENTS}")]),
     ("Sunny.", [Spoken("Sunny.")]),
     ("Sunny.<|end|>" + FINAL, [Spoken("Sunny.Sunny.")]),
     ("to", [Spoken("to")]),
@@ -442,12 +607,12 @@ def test_without_tools_a_call_in_harmony_is_reasoning():
 @given(
     pieces=st.lists(
         st.sampled_from(["<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary", " to=functions.f"])
-        | st.sampled_from(["<|message|>", "<|end|>", "<|call|>", "{}", "a", " ", "<|", "t", "end|>"])
+        | st.sampled_from([" to=get_weather", "<|message|>", "<|end|>", "<|call|>", "{}", "a", " ", "<|", "t", "end|>"])
     )
 )
 def test_borders_do_not_matter_in_harmony(pieces: list[str]):
     said = "".join(pieces)
-    cut, whole, single = (HarmonyParser(True, None) for _ in range(3))
+    cut, whole, single = (HarmonyParser(TOOLS, None) for _ in range(3))
 
     assert parts(cut, pieces) == parts(whole, [said]) == parts(single, [*said])
     assert cut.thoughts == whole.thoughts == single.thoughts
@@ -477,7 +642,6 @@ def template(folder: Path, shown: str, **settings: str) -> ChatTemplate:
 def test_the_syntax_is_the_one_that_the_template_shows(tmp_path: Path, name: str):
     syntax = infer_tool_syntax(template(tmp_path, SHOWN[name]))
 
-    assert syntax is not None
     assert syntax.name == name
 
 
@@ -485,14 +649,13 @@ def test_the_syntax_is_the_one_that_the_template_shows(tmp_path: Path, name: str
 def test_the_model_s_settings_may_name_it(tmp_path: Path, named: str, name: str):
     syntax = infer_tool_syntax(template(tmp_path, CALLS["qwen3_coder"], tool_parser_type=named))
 
-    assert syntax is not None
     assert syntax.name == name
 
 
 def test_no_syntax_is_guessed(tmp_path: Path):
-    assert infer_tool_syntax(template(tmp_path, "<call>")) is None
+    assert infer_tool_syntax(template(tmp_path, "<call>")) is GENERIC
     (tmp_path / "chat_template.jinja").write_text(CALLS["gemma4"])
-    assert infer_tool_syntax(ChatTemplate(tmp_path)) is None
+    assert infer_tool_syntax(ChatTemplate(tmp_path)) is GENERIC
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_stop_strings_are_looked_for_in_the_answer(thought: ThoughtText | None, 
     assert scanned(AnswerStops(["Q?"], thought), pieces) == (said, "Q?" if said != output else None)
 
 
-@given(pieces=st.lists(st.text("<think>/Qa \n", max_size=9), max_size=9), opened=st.booleans())
+@given(pieces=st.lists(st.text('<think>/Qa \n"', max_size=9), max_size=9), opened=st.booleans())
 def test_without_stop_strings_every_character_is_sent(pieces: list[str], opened: bool):
     thought = ThoughtText("<think>", "</think>", opened)
 

@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec import Meta
 
-from protocol.messages.grammar import Grammar
+from protocol.messages.grammar import Grammar, Thought
 from protocol.messages.sampling import ModelSampling, RequestedSampling, Sampling, SamplingFields
 from protocol.sampling.logits_processors import PROCESSORS
 
@@ -21,6 +21,7 @@ HANDLED: dict[str, dict[str, Any]] = {
     "frequency_penalty": {},
     "presence_penalty": {},
     "grammar": {"grammar": Grammar("{}")},
+    "closed_thought": {"closed_thought": Thought(((1,),), (2,))},
     "logit_bias": {"logit_bias": ((1, 1.0),)},
     "repetition_penalty": {},
     "repetition_context": {"repetition_penalty": 0.5},

@@ -14,7 +14,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.grammar import Calls, Grammar, Json, Thought
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
-from protocol.sampling.thought import TokenRules
+from protocol.sampling.thought import TokenRules, closing_token, free_position
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -277,6 +277,13 @@ def test_a_spent_budget_closes_the_thought(thought: Thought, budget: int):
     assert after(limited, [*said, *ANSWER]) == first(ANSWER)
 
 
+def test_a_budget_does_not_end_a_thought_in_a_call():
+    limited = replace(OPENED, budget=5, calls=(HEAD,))
+
+    assert after(limited, [*WORDS[:2], HEAD, *WORDS, *WORDS], Grammar("")) == ALL
+    assert after(limited, [HEAD, *WORDS]) is None
+
+
 def test_further_thoughts_share_the_budget():
     free, limited = Grammar(""), replace(OWN, budget=3, again=True)
     once = [*WORDS[:1], START, *WORDS[:2], STOP, *ANSWER]
@@ -287,6 +294,13 @@ def test_further_thoughts_share_the_budget():
     assert after(limited, [*once, START, WORDS[0], STOP], free) == ALL
     assert after(limited, [*once, START, WORDS[0], STOP, START], free) == {STOP}
     assert after(limited, [*once, END, START], free) is None
+    assert after(replace(limited, calls=(HEAD,)), [*once, START, HEAD, *WORDS], free) == ALL, "a call is none of it"
+
+
+def test_a_mark_of_several_tokens_goes_on_where_it_was_left():
+    said = ([], [HEAD], [HEAD, HEAD], [HEAD, MIDDLE], [HEAD, WORDS[0]], [HEAD, MIDDLE, STOP])
+
+    assert [closing_token(LONG, free_position(LONG, each)) for each in said] == [HEAD, MIDDLE, MIDDLE, STOP, HEAD, None]
 
 
 def test_further_thoughts_are_found_behind_markers_of_several_tokens():

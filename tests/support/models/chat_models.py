@@ -16,14 +16,14 @@ HERMES = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}"
     "{% for call in message.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}\n{% endfor %}"
 )
+_SHOWN = '{% if tools %}{{ tools | tojson }}<tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
 QWEN = (
-    '{% if tools %}{{ tools | tojson }}<tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
-    "{% for message in messages %}{{ message.role }}:"
+    _SHOWN + "{% for message in messages %}{{ message.role }}:"
     "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-ALWAYS = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
+ALWAYS = _SHOWN + "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
 HARMONY = (
     "{% if tools %}{{ tools | tojson }}{% endif %}Reasoning: {{ reasoning_effort | default('medium') }}\n"
     "{% for message in messages %}"
@@ -35,7 +35,10 @@ SEEN = (
     "{% for m in messages %}<{{ m.role }}{{ m.tool_call_id }}>({{ m.reasoning_content }}){{ m.content }}"
     "{% for c in m.tool_calls or [] %}[{{ c.function.name }}{{ c.id }}]{% endfor %}{% endfor %}{{ tools }}"
 )
-FORGETFUL = "{% for m in messages if m.role != 'tool' %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+FORGETFUL = (
+    '{{ tools | tojson if tools }}{% if tools %}<tool_call>{"arguments": ...}{% endif %}'
+    "{% for m in messages if m.role != 'tool' %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+)
 DEEPSEEK = (
     "{% for message in messages %}<｜{{ message['role'] }}｜>{{ message['content'] }}"
     "{% if message['tool_calls'] %}<｜tool▁calls▁begin｜>{% for tool in message['tool_calls'] %}"
@@ -102,6 +105,10 @@ FAMILIES = {
         "{% if m.role in ('system', 'developer') and not loop.first %}"
         "{{ raise_exception('System message must be at the beginning.') }}{% endif %}" + _TURN + _CALLS + "{% endfor %}"
         "{% if not n.asked %}{{ raise_exception('No user query found in messages.') }}{% endif %}"
+    ),
+    "firm": (
+        _TOOLS + "{% for m in messages %}{% if m.role == 'tool' or m.tool_calls %}{{ raise_exception('no calls') }}"
+        "{% endif %}" + _TURN + "{% endfor %}"
     ),
     "strict": (
         "{% for t in tools or [] %}{{ t.function.description + t.function.parameters.properties | string }}"

@@ -230,8 +230,8 @@ def _tools_note(program: AgentProgram, server: AskedServer) -> str:
     if server.knows_tools or not program.offers_tools:
         return ""
     return (
-        f"The chat template of {server.model} knows no tools, so requests with tools, which {program.command} sends "
-        "unless told otherwise, are refused: choose a model that was trained on tools, see `launch-pipeline pairs`."
+        f"The chat template of {server.model} knows no tools, so the server describes those of {program.command} in "
+        "the system message: better choose a model that was trained on tools, see `launch-pipeline pairs`."
     )
 
 

@@ -95,8 +95,6 @@ def _claude(server: AskedServer, folder: Path) -> Invocation:
         "ANTHROPIC_BASE_URL": server.address,
         "ANTHROPIC_AUTH_TOKEN": server.key,
         **dict.fromkeys(_CLAUDE_MODELS, server.model),
-        # A line that changes with every request, ahead of the prompt, would keep its KV from being used again.
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     defaults: dict[str, str] = {}

@@ -77,7 +77,7 @@ class HttpServer(NamedTuple):
         return found if isinstance(found, int) else None
 
     def knows_tools(self, model: str) -> bool:
-        """Whether a request with a tool would be answered, found by counting the tokens of one.
+        """Whether the model's chat template knows tools, as the count of the tokens of a request with one says.
 
         A server with several models loads this one for it. Raises PipelineError if it can't.
         """
@@ -87,7 +87,7 @@ class HttpServer(NamedTuple):
             error = self._field(answer, "error")
             reason = error["message"] if isinstance(error, dict) and "message" in error else "It does not say why."
             raise PipelineError(f"The server at {self.address} can't serve {model}. {reason}")
-        return answer.status != 400
+        return answer.status != 400 and "knows no tools" not in str(self._field(answer, "warnings"))
 
     def _field(self, answer: Answer, name: str) -> Any:
         return answer.body.get(name) if isinstance(answer.body, dict) else None

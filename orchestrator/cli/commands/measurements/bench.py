@@ -62,9 +62,7 @@ def _joined(*decorators: Decorator) -> Decorator:
 
 
 def _strategies_option(default: str) -> Decorator:
-    return click.option(
-        "--strategies", default=default, show_default=True, help="Ours, by their names; lookup: prompt lookup alone."
-    )
+    return click.option("--strategies", default=default, show_default=True, help="Ours, by their names.")
 
 
 def _repeats_option(default: int) -> Decorator:
@@ -133,14 +131,6 @@ def bench() -> None:
 )
 @_strategies_option("ar,sd,ssd,adaptive")
 @click.option(
-    "--no-controls",
-    "controls",
-    flag_value=False,
-    default=True,
-    help="Leave out adaptive without prompt lookup, prompt lookup alone, a draft that guesses blindly, and mlx-lm on "
-    "the cores of our target.",
-)
-@click.option(
     "--rivals",
     type=click.Choice((LLAMA_CPP,)),
     help="Also other software: llama.cpp, if llama-server is on the PATH.",
@@ -158,8 +148,8 @@ def strategies(path: Path | None, limit: int | None, plot: Path | None, as_json:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
     Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Ratios are to mlx-lm at
-    its best: on all cores, plain or with the best K. Few contenders save time: --strategies, --draft-tokens,
-    --no-controls.
+    its best, plain or with the best K. Beside adaptive stand its parts, and what the draft and prompt lookup give it.
+    Few contenders save time: --strategies, --draft-tokens.
 
     \b
     launch-pipeline bench strategies
@@ -264,7 +254,7 @@ def _plan(options: dict[str, Any]) -> "BenchPlan":
     from orchestrator.machine.profiles.device_profiles import load_profile
 
     pace = options["pace"]
-    if pace is not None and "controls" not in options and load_profile(pace).slow_motion != 1.0:
+    if pace is not None and "replay" not in options and load_profile(pace).slow_motion != 1.0:
         raise click.UsageError(f"Only a comparison counts in the time of {pace}: leave the @ out.")
     return BenchPlan.of(**{"draft_tokens": "0", **options})
 

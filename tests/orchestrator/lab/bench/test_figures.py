@@ -28,7 +28,7 @@ from protocol.errors import InputError
 from tests.support.bench_measurements import bench_plan, measurement, pace
 from tests.support.shown import complaints, shown
 
-_NAMES = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "ssd K=2", "adaptive"]
+_NAMES = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "plain (ar)", "ssd K=1", "ssd K=2", "adaptive"]
 _SPEEDS = {"mlx-lm K=2": 1.3, "mlx-lm K=1": 1.2, "ssd K=1": 1.5, "ssd K=2": 1.4, "adaptive": 1.6}
 _CATEGORIES = ("chat", "code", "translation")
 
@@ -83,7 +83,7 @@ def test_figures_are_over_prompts_and_not_over_repeats():
 def test_a_ratio_is_the_median_over_prompts_with_its_interval_to_each_line_of_the_baseline_at_its_best():
     adaptive = _row(rows(_run(), _NAMES), "adaptive")
 
-    assert adaptive.ratios.keys() == {"mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar"}
+    assert adaptive.ratios.keys() == {"mlx-lm", "mlx-lm K=2", "plain (ar)"}
     assert adaptive.best_baseline == "mlx-lm K=2"
     assert adaptive.over_best == adaptive.ratios["mlx-lm K=2"]
     for ratio in adaptive.ratios.values():
@@ -93,18 +93,18 @@ def test_a_ratio_is_the_median_over_prompts_with_its_interval_to_each_line_of_th
     assert adaptive.ratios["mlx-lm K=2"].median == pytest.approx(1.6 / 1.3, rel=0.03)
 
 
-def test_the_baseline_is_mlx_lm_on_all_cores_at_its_best_and_no_other_line():
-    speeds = {"mlx-lm": [20.0] * 2, "mlx-lm K=2": [10.0] * 2, "mlx-lm, target's cores": [90.0] * 2, "ar": [30.0] * 2}
+def test_the_baseline_is_mlx_lm_at_its_best_plain_or_speculative():
+    speeds = {"mlx-lm": [20.0] * 2, "mlx-lm K=2": [10.0] * 2, "ar": [30.0] * 2}
     ar = _row(rows(_by_prompt(speeds), list(speeds)), "ar")
 
     assert (ar.best_baseline, ar.over_best) == ("mlx-lm", (1.5, None))
 
 
 def test_ratios_are_medians_over_pairs_and_not_ratios_of_medians():
-    found = _by_prompt({"mlx-lm": (10.0, 100.0, 30.0), "ar": (20.0, 50.0, 90.0)})
-    ar = _row(rows(found, ["mlx-lm", "ar"]), "ar")
+    found = _by_prompt({"mlx-lm": (10.0, 100.0, 30.0), "plain (ar)": (20.0, 50.0, 90.0)})
+    plain = _row(rows(found, ["mlx-lm", "plain (ar)"]), "plain (ar)")
 
-    assert {name: ratio.median for name, ratio in ar.ratios.items()} == {"mlx-lm": 2.0, "ar": 1.0}
+    assert {name: ratio.median for name, ratio in plain.ratios.items()} == {"mlx-lm": 2.0, "plain (ar)": 1.0}
 
 
 def test_the_best_baseline_has_the_highest_median_at_each_temperature_and_not_the_fastest_generation():
@@ -177,12 +177,12 @@ def test_the_table_has_the_best_k_of_each_line_and_all_that_is_wrong_or_invalid(
 
     assert [(row.contender, row.valid) for row in best] == [("sd K=1", True), ("sd K=2", False), ("sd K=3", False)]
     assert [row.contender for row in best_of_each_line(rows(_run(), _NAMES))] == [
-        *("mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "adaptive")
+        *("mlx-lm", "mlx-lm K=2", "plain (ar)", "ssd K=1", "adaptive")
     ]
 
 
 def test_many_categories_with_long_names_fit_into_128_columns():
-    names = [*_NAMES, "adaptive, no lookup", "lookup", "random draft", "llama.cpp ngram-simple, trigrams"]
+    names = [*_NAMES, "without lookup", "lookup alone", "blind draft", "llama.cpp ngram-simple, trigrams"]
     categories = [f"question answering {number}" for number in range(13)]
     found = [
         measurement(name, 30.0, prompt, category=category)
@@ -209,6 +209,24 @@ def test_json_has_every_contender_and_category_with_intervals_by_name():
     ratio = adaptive["ratios"]["mlx-lm K=2"]
     assert (adaptive["best_baseline"], adaptive["over_best"]) == ("mlx-lm K=2", ratio)
     assert ratio["interval"]["low"] <= ratio["median"] <= ratio["interval"]["high"]
+
+
+def test_the_parts_of_adaptive_are_compared_by_the_medians_of_whole_requests_in_each_category():
+    whole = {"mlx-lm": 8.0, "plain (ar)": 6.0, "adaptive": 3.0, "without lookup": 4.0, "lookup alone": 4.5}
+    found = [
+        measurement(name, 9.0, prompt, category=category, arrivals=(0.1, seconds * (1 + prompt)))
+        for name, seconds in whole.items()
+        for prompt, category in enumerate(("chat", "code", "code"))
+    ]
+    told = findings(rows(found, list(whole)), bench_plan(), 3, rows_by_category(found, list(whole)))
+
+    shares = [{"temperature": 0.0, "category": each, "draft": 1.5, "lookup": 4 / 3} for each in ("chat", "code", "all")]
+    assert [{name: each[name] for name in shares[0]} for each in told.figures["parts"]] == shares
+    assert told.figures["parts"][2]["over_each"]["adaptive"] == 2.0
+    (line,) = (line for line in shown(told, width=128).splitlines() if "1.50" in line and "all" in line)
+    assert line.split() == ["all", "0.75", "1.00", "2.00", "1.50", "1.33", "1.50", "1.33"]
+    alone = [one for one in found if one.contender != "adaptive"]
+    assert findings(rows(alone, list(whole)), bench_plan(), 3).figures["parts"] == []
 
 
 # Contenders that are wrong, or too slow --------------------------------------------------------------
@@ -244,10 +262,9 @@ def test_a_wrong_contender_is_shown_and_drawn_without_a_speed():
 
 
 def test_the_legend_explains_what_is_shown_alone():
-    text = _shown(rows([measurement(name, 10.0) for name in ("mlx-lm", "lookup")], ["mlx-lm", "lookup"]), prompts=1)
+    text = _shown(rows([measurement("mlx-lm", 10.0)], ["mlx-lm"]), prompts=1)
 
-    assert "lookup: adaptive with the n-gram draft" in text
-    assert not any(words in text for words in ("random draft:", "rej:", "overran:", "busy:", "differ only in K"))
+    assert not any(words in text for words in ("blind draft", "rej:", "overran:", "busy:", "differ only in K"))
 
 
 def test_a_bench_can_be_drawn_a_panel_a_temperature(tmp_path: Path):

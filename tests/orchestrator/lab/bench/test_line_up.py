@@ -18,11 +18,11 @@ from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 PAIR = BenchModels(DEMO_TARGET, DEMO_DRAFT)
-CONTROLS = ["adaptive, no lookup", "lookup", "random draft"]
+PARTS = ["without lookup", "lookup alone", "blind draft"]
 
 
 def plan(strategies: str, **options) -> BenchPlan:
-    return bench_plan(**({"strategies": strategies, "draft_tokens": "1,2,4", "controls": True} | options))
+    return bench_plan(**({"strategies": strategies, "draft_tokens": "1,2,4"} | options))
 
 
 def names(plan: BenchPlan) -> list[str]:
@@ -32,18 +32,14 @@ def names(plan: BenchPlan) -> list[str]:
 @pytest.mark.parametrize(
     ("strategies", "options", "lines"),
     [
-        ("ar,ssd,adaptive", {}, ["ar", "ssd K=1", "ssd K=2", "ssd K=4", "adaptive", *CONTROLS]),
-        ("ssd", {"draft_tokens": "0"}, ["ssd", *CONTROLS]),
-        ("adaptive", {}, ["adaptive", *CONTROLS]),
-        ("adaptive", {"pace": "m4-16gb-qwen2.5-3b"}, ["adaptive", "adaptive, one device", *CONTROLS]),
-        ("ar", {}, ["ar"]),
-        ("ar,adaptive", {"controls": False}, ["ar", "adaptive"]),
-        ("lookup", {}, ["lookup", "adaptive, no lookup", "random draft"]),
+        ("ssd,adaptive,ar", {}, ["plain (ar)", "ssd K=1", "ssd K=2", "ssd K=4", "adaptive", *PARTS]),
+        ("ssd", {"draft_tokens": "0"}, ["ssd"]),
+        ("adaptive", {}, ["plain (ar)", "adaptive", *PARTS]),
+        ("adaptive", {"pace": "m4-16gb-qwen2.5-3b"}, ["plain (ar)", "adaptive", "adaptive, one device", *PARTS]),
+        ("ar", {}, ["plain (ar)"]),
     ],
 )
-def test_chains_are_measured_at_every_k_and_a_comparison_of_drafts_has_controls(
-    strategies: str, options: dict, lines: list[str]
-):
+def test_chains_are_measured_at_every_k_and_adaptive_beside_its_parts(strategies: str, options: dict, lines: list[str]):
     assert names(plan(strategies, **options)) == lines
 
 
@@ -55,10 +51,10 @@ def test_a_trained_drafter_takes_the_place_of_the_draft_by_the_engine_of_its_kin
     assert (PAIR.trained, PAIR.settings("adaptive").draft_engine) == (False, "mlx")
     assert (models.outputs_read, PAIR.outputs_read) == ((0, 2, 5), ())
     lines = [entry.line for entry in entries(plan("ar,adaptive"), trained=True)]
-    assert lines == ["ar", "adaptive", *CONTROLS[:2]], "no draft that guesses blindly costs as much"
+    assert lines == ["plain (ar)", "adaptive", *PARTS[:2]], "no draft that guesses blindly costs as much"
 
 
-def test_the_controls_are_adaptive_with_one_thing_changed():
+def test_the_parts_are_adaptive_with_one_thing_changed():
     without, lookup, blind = (entry.settings(PAIR) for entry in list(entries(plan("ar,adaptive")))[2:])
 
     assert [each.strategy for each in (without, lookup, blind)] == ["adaptive"] * 3
@@ -69,7 +65,7 @@ def test_the_controls_are_adaptive_with_one_thing_changed():
 
 @pytest.mark.parametrize("count", [None, 1, 12])
 def test_a_name_tells_its_line_and_its_k(count: int | None):
-    for name in ("ar", "adaptive, no lookup", "mlx-lm, target's cores"):
+    for name in ("plain (ar)", "without lookup", "mlx-lm"):
         assert line_and_draft_tokens(contender_name(name, count)) == (name, count)
 
 

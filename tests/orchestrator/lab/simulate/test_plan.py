@@ -15,15 +15,17 @@ from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLangua
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.plan import (
     BASELINE_NAME,
+    COOL,
     GREEDY,
     ORACLE,
     PLAIN_NAME,
     SAMPLED,
     Prediction,
     Scenario,
+    Worth,
     agreement,
+    by_acceptance,
     oracle,
-    pays_from,
     predict,
     simulated,
     turn_taking,
@@ -73,16 +75,17 @@ def test_every_strategy_and_baseline_is_predicted(profile, acceptance):
     assert reached["ar"] < reached["adaptive"] <= 1.05 * reached[ORACLE]
 
 
-def test_turn_taking_on_one_device_reaches_its_closed_form():
-    accept, depth = 0.7, 3
+@pytest.mark.parametrize(("block", "forwards"), [(1, 3), (2, 2), (8, 1)])
+def test_turn_taking_on_one_device_reaches_its_closed_form(block: int, forwards: int):
+    accept, depth, devices = 0.7, 3, replace(M4, block=block)
     language = ModelledLanguage(AcceptanceModel(accept=accept), seed=2)
-    reached = turn_taking(M4, agreement(language, None), depth, request=1, first=0, tokens=20_000)
+    reached = turn_taking(devices, agreement(language, None), depth, request=1, first=0, tokens=20_000)
 
     tokens = (1 - accept ** (depth + 1)) / (1 - accept)
-    seconds = depth * M4.baseline_draft.forward(1) + M4.target.forward(1 + depth)
+    seconds = forwards * M4.baseline_draft.forward(block) + M4.target.forward(1 + depth)
     assert reached.tokens / reached.rounds == pytest.approx(tokens, rel=0.02)
     assert reached.seconds / reached.rounds == pytest.approx(seconds, rel=0.01)
-    assert turn_taking(M4, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
+    assert turn_taking(devices, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
 
 
 def test_independent_draws_agree_with_the_stated_probability():
@@ -101,19 +104,27 @@ def test_a_baseline_whose_acceptance_is_unknown_is_left_out():
 
 
 @pytest.mark.thorough
-def test_a_draft_pays_from_some_acceptance_on():
-    threshold = pays_from(scenario())
+def test_better_drafts_are_worth_more_and_at_once_no_more_than_one_that_takes_no_time():
+    for heat, model in ((0.0, GREEDY), (0.7, COOL)):
+        found = by_acceptance(scenario(acceptance=model, temperature=heat, tokens=200))
+        speeds = [
+            [one.tokens_per_second for one in row[1:] if isinstance(one, Prediction)] for row in found if row.baseline
+        ]
 
-    assert threshold is not None
-    assert 0.0 < threshold < 0.7
-    plain = simulated(scenario(), "ar").tokens_per_second
-    assert simulated(scenario(acceptance=replace(GREEDY, accept=0.0)), "adaptive").tokens_per_second < 1.1 * plain
+        assert [row.accept for row in found] == [0.5, 0.6, 0.7, 0.8, 0.9]
+        assert all(sorted(column) == list(column) for column in zip(*speeds, strict=True))
+        assert all(at_once < bound for *_, at_once, bound in speeds)
+        assert speeds[0][-2] > 1.05 / M4.target.forward(1)
 
 
-def test_a_draft_slower_than_the_target_never_pays():
-    slow = replace(M4, draft=msgspec.structs.replace(M4.draft, slow_down=0.5 / M4.draft.forward(1)))
+def test_a_block_drafter_guesses_a_block_in_one_forward():
+    devices = replace(M4, draft=msgspec.structs.replace(M4.draft, slow_down=3.0))
+    one, eight = (
+        simulated(scenario(devices=replace(devices, block=block), acceptance=replace(GREEDY, accept=0.9)), "adaptive")
+        for block in (1, 8)
+    )
 
-    assert pays_from(scenario(devices=slow), steps=2) is None
+    assert eight.tokens_per_second > 1.2 * one.tokens_per_second
 
 
 PUBLISHED = {4: 210.9, 5: 193.6, 6: 175.3, 7: 158.6}
@@ -145,11 +156,12 @@ def command(*arguments):
     return CliRunner().invoke(plan, ["--temperature", "0", *arguments])
 
 
-def test_the_command_prints_a_table_and_a_verdict():
+def test_the_command_prints_the_strategies_and_drafts_of_other_acceptances(monkeypatch):
+    monkeypatch.setattr("orchestrator.lab.simulate.plan._ACCEPTANCES", (0.75,))
     result = command()
 
     assert result.exit_code == 0
-    assert [words in result.stdout for words in ("adaptive", "A draft would pay")] == [True, True]
+    assert [words in result.stdout for words in ("adaptive", "best guess right 81%", "75%")] == [True] * 3
 
 
 def test_what_can_not_be_is_refused_in_a_sentence():
@@ -164,7 +176,8 @@ def test_json_is_of_what_was_measured_here_unless_another_profile_is_named(monke
     names = (PLAIN_NAME, "ar", "adaptive")
     known = [Prediction(contender=name, tokens_per_second=9.0, tokens_per_round=1.0) for name in names]
     monkeypatch.setattr("orchestrator.cli.commands.plan.predict", lambda _: known)
-    monkeypatch.setattr("orchestrator.cli.commands.plan.pays_from", lambda _: 0.5)
+    worth = [Worth(0.5, None, *known)]
+    monkeypatch.setattr("orchestrator.cli.commands.plan.by_acceptance", lambda _: worth)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     unmeasured, file = json.loads(command("--json").stdout), calibration_file()
@@ -173,7 +186,7 @@ def test_json_is_of_what_was_measured_here_unless_another_profile_is_named(monke
 
     assert unmeasured["profile"] == "m4-16gb-qwen2.5-3b"
     (planned,) = unmeasured["plans"]
-    assert (planned["acceptance"], planned["pays_from_acceptance"]) == (GREEDY.accept, 0.5)
+    assert (planned["accept"], planned["by_acceptance"][0]["at_once"]) == (GREEDY.accept, msgspec.to_builtins(known[1]))
     assert planned["predictions"] == msgspec.to_builtins(known)
     assert json.loads(command("--json").stdout)["profile"] == "this-machine"
     assert json.loads(command("--json", "--pace", "m4-qwen3-8b").stdout)["profile"] == "m4-qwen3-8b"

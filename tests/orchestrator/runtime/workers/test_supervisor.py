@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from orchestrator.core.options import Options
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.supervisor import Supervisor
@@ -93,8 +95,12 @@ def test_a_worker_that_is_no_longer_needed_is_asked_to_end_and_not_started_again
 
 @pytest.mark.thorough
 def test_the_end_of_all_begins_with_a_request(stage: Stage):
-    stage.supervisor.stop(())
+    """Which takes longer where what is read of a prompt is kept."""
+    stage.supervisor._setup = replace(stage.supervisor._setup, options=Options(disk_cache=1.0))
+    began = time.monotonic()
+    stage.supervisor.stop((stage.child.incarnation,))
 
+    assert time.monotonic() - began >= 7.0
     assert "SIGTERM" in stage.heard()
     assert stage.child.process.returncode == -signal.SIGKILL
 
