@@ -12,6 +12,7 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from orchestrator.text.plain_text import with_breaks
+from orchestrator.text.repairs import INSTRUCTIONS
 from orchestrator.text.template_sources import END, Answer, Question, ask, special_tokens, template_sources
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.model_folder import ModelFolder
@@ -22,7 +23,6 @@ ChatMessage = Mapping[str, Any]
 
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
-_INSTRUCTIONS = ("system", "developer")
 _ROLES = ("<|", "<｜")
 """What tokens of roles begin with; some models have them as tokens that are not special."""
 _MARKS = re.compile(
@@ -142,7 +142,7 @@ class ChatTemplate:
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> str:
         """What every conversation with these instructions and tools begins with; empty if it can't be told."""
-        before = list(takewhile(lambda message: message.get("role") in _INSTRUCTIONS, messages))
+        before = list(takewhile(lambda message: message.get("role") in INSTRUCTIONS, messages))
         try:
             text = self.text([*before, {"role": "user", "content": END}], tools, answering=False, **variables)
         except InputError:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 Messages = Sequence[dict[str, Any]]
 """With texts as contents."""
 Tools = Sequence[Mapping[str, Any]] | None
-_INSTRUCTIONS = ("system", "developer")
+INSTRUCTIONS = ("system", "developer")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _ID_LETTERS = 9
 
@@ -111,7 +111,7 @@ def _applied(repairs: Iterable[Repair], conversation: Conversation) -> Conversat
 
 def _lost(left_out: Sequence[str] | None) -> float:
     """Instructions among these roles; infinitely many if the template refused."""
-    return float("inf") if left_out is None else sum(role in _INSTRUCTIONS for role in left_out)
+    return float("inf") if left_out is None else sum(role in INSTRUCTIONS for role in left_out)
 
 
 def _left_out(messages: Messages, text: str) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def _developer_as_system(messages: Messages) -> Messages:
 
 
 def _leading_joined(messages: Messages) -> Messages:
-    leading, others = _leading(messages)
+    leading, others = leading_instructions(messages)
     text = _paragraphs(*(message["content"] for message in leading))
     return [{"role": "system", "content": text}, *others] if text else others
 
@@ -206,13 +206,13 @@ def _leading_joined(messages: Messages) -> Messages:
 def _later_in_users_turns(messages: Messages) -> Messages:
     """Instructions behind the leading ones become text of the user's turn that precedes or follows. Without one beside
     them they are a user's turn."""
-    leading, others = _leading(messages)
+    leading, others = leading_instructions(messages)
     found: list[dict[str, Any]] = list(leading)
     waiting = False
     """The last turn is an instruction, to which a user's text may be joined."""
     for message in others:
         behind = len(found) > len(leading) and found[-1]["role"] == "user"
-        instructs = message["role"] in _INSTRUCTIONS
+        instructs = message["role"] in INSTRUCTIONS
         if behind and (instructs or (waiting and message["role"] == "user")):
             found[-1] = _joined(found[-1], message)
             waiting = waiting and instructs
@@ -223,14 +223,14 @@ def _later_in_users_turns(messages: Messages) -> Messages:
 
 
 def _users_turn_first(messages: Messages) -> Messages:
-    leading, others = _leading(messages)
+    leading, others = leading_instructions(messages)
     if others and others[0]["role"] == "user":
         return messages
     return [*leading, {"role": "user", "content": ""}, *others]
 
 
 def _leading_in_first_users_turn(messages: Messages) -> Messages:
-    leading, others = _leading(messages)
+    leading, others = leading_instructions(messages)
     text = _paragraphs(*(message["content"] for message in leading))
     if not text:
         return others
@@ -314,9 +314,9 @@ def _written_call(call: Mapping[str, Any]) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}}}\n</tool_call>'
 
 
-def _leading(messages: Messages) -> tuple[Messages, Messages]:
+def leading_instructions(messages: Messages) -> tuple[Messages, Messages]:
     """The instructions before all other messages, and the messages from the first other one on."""
-    end = next((place for place, message in enumerate(messages) if message["role"] not in _INSTRUCTIONS), len(messages))
+    end = next((place for place, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
     return messages[:end], messages[end:]
 
 

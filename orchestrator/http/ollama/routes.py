@@ -243,7 +243,6 @@ def _running_card(model: CataloguedModel) -> dict[str, Any]:
 def _lm_studio_card(model: CataloguedModel) -> dict[str, Any]:
     kind = _kind(model.folder)
     longest = model.context or ModelFolder(model.folder).settings("config.json").get("max_position_embeddings")
-    uses_tools = not model.embeds and "tools" in _capabilities(model.folder)
     return {
         "id": model.name,
         "object": "model",
@@ -255,7 +254,7 @@ def _lm_studio_card(model: CataloguedModel) -> dict[str, Any]:
         "state": "loaded" if model.loaded else "not-loaded",
         "max_context_length": longest,
         "loaded_context_length": model.context,
-        "capabilities": ["tool_use"] if uses_tools else [],
+        "capabilities": [] if model.embeds else ["tool_use"],
     }
 
 

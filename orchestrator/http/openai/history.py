@@ -6,12 +6,12 @@ reads. What a template refuses nevertheless is repaired in `orchestrator/text/re
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
 
 from orchestrator.http.errors import unsupported, wrong
+from orchestrator.text.repairs import leading_instructions
 
 Message = dict[str, Any]
 
@@ -50,7 +50,6 @@ def placeholder(kind: object) -> str:
 
 
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
-_INSTRUCTIONS = ("system", "developer")
 _OTHER_ROLES = {"human": "user", "model": "assistant", "ai": "assistant"}
 THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
 """Parts of earlier answers that most templates leave out too."""
@@ -127,15 +126,15 @@ def _with_texts(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]
 def _with_lasting_instructions(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]:
     """What differs in each request or session costs what stands behind it, and templates write tools there."""
     found, facts, notes = list[Message](), list[str](), list[Note]()
-    leading = [*takewhile(lambda message: message["role"] in _INSTRUCTIONS, messages)]
-    rest = [*messages[len(leading) :]]
+    leading, behind = leading_instructions(messages)
+    rest = [*behind]
     for message in leading:
         text = _BILLING.sub("", message["content"])
         if text != message["content"]:
             notes.append(Note("billing", _UNBILLED))
         for begin, end in _FACTS if rest and rest[0]["role"] == "user" else ():
-            head, mark, behind = text.partition(begin)
-            fact, closed, tail = behind.partition(end)
+            head, mark, later = text.partition(begin)
+            fact, closed, tail = later.partition(end)
             if closed:
                 text = f"{head}[at the beginning of the first message]{tail}"
                 facts.append(mark + fact + closed.rstrip())

@@ -149,7 +149,7 @@ class ChatPrompts:
         sentences = [*rendering.repaired, *([NOTE] if generic and tools else ())]
         if rendering.repaired and BREAK in text:
             sentences.append(_IMITATED)
-        # Such a grammar begins behind the thought.
+        # Calls end a thought, unless the grammar begins behind it.
         calls = bool(tools) and (grammar is None or grammar.optional)
         grammar = self._behind_thought(grammar, self.form.thought_before(text, calls=calls), question)
         # Without a thought in it, only a grammar of optional calls leaves room for one.
@@ -204,14 +204,13 @@ class ChatPrompts:
         self, grammar: Grammar | None, thought: Thought | None, question: ChatRequest
     ) -> Grammar | None:
         """`grammar` with the thought that may come first, and the bound of that thought."""
-        budget = question.thinking_budget
         # In Harmony, a call does not come behind the thought but ends it.
         if thought is None or (self.form.harmony and question.offered):
             return grammar
-        thought = replace(thought, budget=budget)
+        thought = replace(thought, budget=question.thinking_budget)
         if grammar is not None:
             return replace(grammar, thought=thought)
-        return None if budget is None else Grammar("", thought=replace(thought, again=not self.form.harmony))
+        return None if thought.budget is None else Grammar("", thought=replace(thought, again=not self.form.harmony))
 
     def _variables(self, question: ChatRequest) -> Mapping[str, Any]:
         """What the template is to know beside messages and tools."""

@@ -34,8 +34,7 @@ class CallFinder:
     """Finds calls in an output, and the markers around them. The texts of all pieces together are the output.
 
     What is malformed or incomplete, or calls a function that was not offered, is text, unless a piece of it was
-    returned as a call. So is a start marker in an
-    inline code, or one before something that begins no call.
+    returned as a call. So is a start marker in an inline code, or one before something that begins no call.
     """
 
     def __init__(
