@@ -90,7 +90,7 @@ def test_a_prompt_that_was_interrupted_goes_on_where_it_was_read(home: Path, kin
     target = str(write_tiny(home / name, name, **LONG)) if name else str(DEMO_TARGET)
     with suppress(Interrupted), opened(target, prefill_step_size=2) as pipeline:
 
-        def interrupt(tokens: int, _: int) -> None:
+        def interrupt(tokens: int, *_: int) -> None:
             if tokens >= LEAST_TOKENS:
                 if ends == "the pipeline ends":
                     pipeline.close()
