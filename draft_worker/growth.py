@@ -9,7 +9,7 @@ with the target (sd) and the published speculation cache (ssd).
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, assert_never
+from typing import NamedTuple, TypeAlias, assert_never
 
 from protocol.messages.base import MAX_NODES, NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
@@ -291,14 +291,9 @@ class TreeGrowth:
             yield from level
 
 
-class _Rule(Protocol):
-    """A plan applied to a tree; a new one is made whenever the root moves."""
-
-    def choose(self) -> GrowthStep | None: ...
-
-    def publish(self, evaluated: Sequence[Node]) -> list[Node]:
-        """Add the plan's nodes to the tree, now that the nodes `evaluated` have candidates. Returns the new nodes."""
-        ...
+_Rule: TypeAlias = BestFirstGrowth | ChainGrowth | FanOutGrowth
+"""A plan applied to a tree; a new one is made whenever the root moves. `publish` adds the plan's nodes, now that the
+nodes `evaluated` have candidates."""
 
 
 def _rule(plan: GrowthPlan, evaluated: EvaluatedTree, forced: Forced | None) -> _Rule:

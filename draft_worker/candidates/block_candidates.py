@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.candidates.ranking import MIN_CANDIDATES, block_places, mix, propose
+from draft_worker.candidates.ranking import MIN_CANDIDATES, block_places, mix, propose, with_support
 from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, draft_stream, gumbel, noise_bits
@@ -92,10 +92,7 @@ def propose_among(
         at = np.asarray(positions)[:, None]
         noise = gumbel(noise_bits(sampling.seed, at, tokens, vocabulary, NoiseStream.SAMPLE))
         logits = logits / np.float32(sampling.temperature) + noise
-    found = _ranked(tokens, logits, max(batch.limit, MIN_CANDIDATES))
-    if sampling.verification == "rejection":
-        return [each._replace(support=Support(each.tokens[:1], (1.0,))) for each in found]
-    return found
+    return with_support(_ranked(tokens, logits, max(batch.limit, MIN_CANDIDATES)), sampling)
 
 
 def _ranked(tokens: Tokens, scores: Floats, limit: int) -> list[Candidates]:

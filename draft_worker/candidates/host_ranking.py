@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.candidates.ranking import MIN_CANDIDATES, mix
+from draft_worker.candidates.ranking import MIN_CANDIDATES, mix, with_support
 from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key
-from protocol.speculation.token_tree import Candidates, Support
+from protocol.speculation.token_tree import Candidates
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -233,10 +233,7 @@ class CandidateSelector:
             logits[:, :count] = np.asarray(self._columns.processed(mx.array(logits[:, :count]), batch))
         logits[:, count:] = -np.inf
         rows = zip(logits, positions, strict=True)
-        found = [self._shortlist(row, position, sampling, batch.limit) for row, position in rows]
-        if sampling.verification == "rejection":
-            return [each._replace(support=Support(each.tokens[:1], (1.0,))) for each in found]
-        return found
+        return with_support([self._shortlist(row, position, sampling, batch.limit) for row, position in rows], sampling)
 
     def _shortlist(self, row: npt.NDArray[np.float32], position: int, sampling: Sampling, limit: int) -> Candidates:
         noise = self._prefetch.position(sampling.seed, position) if not sampling.greedy else None

@@ -37,10 +37,14 @@ def propose(
         logits = batch.processors.apply(logits, batch.paths)
     if sampling.verification == "rejection" and not sampling.greedy:
         return _drawn(logits.astype(mx.float32) / sampling.temperature, positions, sampling, batch, noise)
-    ranked = _ranked(scores(logits, positions, sampling, noise), batch.limit)
-    if sampling.verification == "rejection":
-        return [found._replace(support=Support(found.tokens[:1], (1.0,))) for found in ranked]
-    return ranked
+    return with_support(_ranked(scores(logits, positions, sampling, noise), batch.limit), sampling)
+
+
+def with_support(found: list[Candidates], sampling: Sampling) -> list[Candidates]:
+    """Where nothing is drawn, rejection takes the best candidate as certain."""
+    if sampling.verification != "rejection":
+        return found
+    return [each._replace(support=Support(each.tokens[:1], (1.0,))) for each in found]
 
 
 def block_places(batch: Batch, rows: int) -> Sequence[int]:

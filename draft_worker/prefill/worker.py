@@ -23,26 +23,6 @@ from protocol.messages.worker import Fault, Hello, Prefill, Stop, ToWorker
 from protocol.worker.interface import WorkerReply
 
 
-class KvSink(Protocol):
-    """Takes the rows of one prompt, in order."""
-
-    def put(self, begin: int, keys: LayerRows, values: LayerRows) -> Iterable[Shipment]:
-        """Take the rows from token `begin` on. Returns the messages to send."""
-        ...
-
-    def finish(self, seconds: float) -> Iterable[KvOffer]:
-        """The prompt is complete; its prefill took `seconds`. Returns the messages to send."""
-        ...
-
-    def drop(self) -> None:
-        """The prompt's KV is no longer needed."""
-        ...
-
-
-OpenSink: TypeAlias = Callable[[Prefill], KvSink]
-"""Raises SegmentError if there is no shared memory left."""
-
-
 class ArenaSink:
     """Writes to an arena. From the offer on, the orchestrator must unlink it."""
 
@@ -79,6 +59,13 @@ class RemoteSink:
 
     def drop(self) -> None:
         return
+
+
+KvSink: TypeAlias = ArenaSink | RemoteSink
+"""Takes the rows of one prompt, in order: `put` those from token `begin` on, and `finish` when it is complete
+after a prefill of `seconds`. Both return the messages to send. `drop`: its KV is no longer needed."""
+OpenSink: TypeAlias = Callable[[Prefill], KvSink]
+"""Raises SegmentError if there is no shared memory left."""
 
 
 class PrefillSequence(Protocol):

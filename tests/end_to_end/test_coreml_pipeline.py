@@ -13,7 +13,6 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import NodeId, RequestId
 from protocol.messages.worker import Grow, Prefilled
 from protocol.paths import segments_folder
 from tests.conftest import Reference
@@ -28,7 +27,6 @@ TEXTS = (
     "for i in range(10):\n    print(",
 )
 CODEC = TextCodec(DEMO_DRAFT)
-ONE, ROOT = RequestId(1), NodeId(7)
 
 
 def shared_steps(journal: Path) -> int:

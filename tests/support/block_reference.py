@@ -12,6 +12,15 @@ from safetensors.numpy import load_file
 Floats = NDArray[np.float64]
 
 
+def rotated(heads: Floats, position: int, theta: float) -> Floats:
+    """Each element is rotated with the one half a head further on."""
+    half = heads.shape[-1] // 2
+    angles = position * theta ** (-np.arange(half) / half)
+    first, second = heads[..., :half], heads[..., half:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
 class BlockReference:
     """Reads config.json and model.safetensors of a drafter, and the embedding and the head of its target."""
 
@@ -113,9 +122,9 @@ class BlockReference:
         kernels = self._kernels(normed, f"{name}.attention_conv")
         if kernels is not None:
             normed = self._convolved(normed, kernels, 0, f"{name}.attention_conv")
-        keys, values = [], []
+        keys, values, theta = [], [], self.config["rope_theta"]
         for source, place in [*zip(context, positions, strict=True), *zip(normed, at, strict=True)]:
-            keys.append(self._rotate(self._heads(f"{name}.self_attn", "k", source), place))
+            keys.append(rotated(self._heads(f"{name}.self_attn", "k", source), place, theta))
             values.append(self._split(self.tensors[f"{name}.self_attn.v_proj.weight"] @ source))
         places = [*positions, *at]
         attended = []
@@ -123,7 +132,7 @@ class BlockReference:
             last = row if self._causal(layer) else len(at)
             block = range(len(context), min(len(context) + last + 1, len(places)))
             seen = [*(i for i, place in enumerate(positions) if self._near(layer, at[row], place)), *block]
-            query = self._rotate(self._heads(f"{name}.self_attn", "q", source), at[row])
+            query = rotated(self._heads(f"{name}.self_attn", "q", source), at[row], theta)
             group = len(query) // len(keys[0])
             heads = []
             for head, vector in enumerate(query):
@@ -163,14 +172,6 @@ class BlockReference:
 
     def _split(self, projected: Floats) -> Floats:
         return projected.reshape(-1, self.config["head_dim"])
-
-    def _rotate(self, heads: Floats, position: int) -> Floats:
-        """Each element is rotated with the one half a head further on."""
-        half = heads.shape[-1] // 2
-        angles = position * self.config["rope_theta"] ** (-np.arange(half) / half)
-        first, second = heads[:, :half], heads[:, half:]
-        cos, sin = np.cos(angles), np.sin(angles)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
     def _norm(self, vector: Floats, weight: str) -> Floats:
         return vector / np.sqrt(np.mean(vector**2) + self.config["rms_norm_eps"]) * self.tensors[weight]

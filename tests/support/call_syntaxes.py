@@ -150,3 +150,24 @@ SYNTAXES = {
     ),
 }
 """The second ones of a name are older forms of it."""
+
+
+def _k3(name: str, arguments: dict[str, Any]) -> str:
+    fields = "".join(
+        f'<|open|>argument key="{key}" type="{"string" if isinstance(value, str) else "number"}"<|sep|>'
+        f"{_raw(value)}<|close|>argument<|sep|>"
+        for key, value in arguments.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{fields}<|close|>call<|sep|>'
+
+
+def _muse(name: str, arguments: dict[str, Any]) -> str:
+    fields = _fields(arguments, '<atem:parameter name="KEY">VALUE</atem:parameter>\n')
+    return f'<atem:invoke name="{name}">\n{fields}</atem:invoke>'
+
+
+UNBOUND = {
+    "kimi_k3": Syntax("", (), _k3, around=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")),
+    "muse_spark": Syntax("", (), _muse, around=("<atem:function_calls>\n", "\n</atem:function_calls>")),
+}
+"""Those that no grammar writes."""

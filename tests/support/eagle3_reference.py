@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Self
 import mlx.core as mx
 import numpy as np
 
+from tests.support.block_reference import rotated
+
 
 class Row(NamedTuple):
     keys: list[Any]
@@ -74,7 +76,8 @@ class Reference:
             query, key = (
                 self._normed(x, f"{layer}self_attn.{name}_norm") for x, name in zip((query, key), "qk", strict=True)
             )
-        return self._rotated(query, position), self._rotated(key, position), value
+        theta = self._config["rope_theta"]
+        return rotated(query, position, theta), rotated(key, position, theta), value
 
     def logits(self, row: Row) -> Any:
         hidden = row.output if self._config.get("norm_output") else self._normed(row.output, "norm")
@@ -88,13 +91,6 @@ class Reference:
             shares = np.exp(scores - scores.max())
             heads.append(shares / shares.sum() @ values[:, number // groups])
         return np.stack(heads)
-
-    def _rotated(self, heads: Any, position: int) -> Any:
-        half = heads.shape[-1] // 2
-        angles = position * self._config["rope_theta"] ** (-np.arange(half) / half)
-        first, second = heads[..., :half], heads[..., half:]
-        cos, sin = np.cos(angles), np.sin(angles)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
     def _normed(self, x: Any, name: str) -> Any:
         scale = np.sqrt((x**2).mean(-1, keepdims=True) + self._config["rms_norm_eps"])

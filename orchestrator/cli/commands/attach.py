@@ -143,7 +143,7 @@ def target_rank(file: str, rank: int, target: str | None, kv_bits: KvBits) -> No
     launch-pipeline start --target-hosts hosts.json --target MODEL
     launch-pipeline target-rank --hosts hosts.json --rank 1 --target MODEL
     """
-    folder = target_folder(target, quiet=False)
+    folder = target_folder(target)
     hosts = checked_hosts(file, folder)
     if rank >= hosts.ranks:
         raise InputError(f"The hosts file {file} has no rank {rank}: choose 1 to {hosts.ranks - 1}.")
@@ -180,7 +180,7 @@ def _draft(engine: DraftEngineName, draft: str | None, target: str | None) -> di
 
 
 def _target(name: str | None, role: Role, prefill_engine: str) -> dict[str, str]:
-    target = str(target_folder(name, quiet=False))
+    target = str(target_folder(name))
     if role == "prefill" and prefill_engine == "coreml":
         with ConversionBar(False) as bar:
             return {"engine": "coreml", "model": str(converted_draft(target, bar)), "source": target}

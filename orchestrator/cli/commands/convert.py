@@ -13,9 +13,8 @@ from rich.table import Table
 
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
-from orchestrator.cli.pipelines import ConversionBar, print_notes
+from orchestrator.cli.pipelines import ConversionBar, model_folder
 from orchestrator.cli.sentences import say
-from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import conversion
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from protocol.contracts.coreml import Choices, Finished, Progress
@@ -48,23 +47,14 @@ def convert(model: str | None, destination: Path, widths: str, as_json: bool, **
     launch-pipeline convert MODEL --out qwen --weights int8 --context 4096
     """
     choices = Choices(widths=_widths(widths), **options)
-    finished = _watched(conversion(_source(model, quiet=as_json), destination, choices), quiet=as_json)
+    source = model_folder(model, "draft", default_draft, quiet=as_json)
+    finished = _watched(conversion(source, destination, choices), quiet=as_json)
     if as_json:
         click.echo(msgspec.json.encode(finished).decode())
     else:
         Console().print(_summary(finished, choices))
         for line in _findings(finished):
             say(line)
-
-
-def _source(model: str | None, quiet: bool) -> Path:
-    """The folder of the model, which may be fetched or made for it."""
-    with ConversionBar(quiet) as bar:
-        if model is not None:
-            return resolve(model, "draft", bar)
-        default = default_draft(bar)
-    print_notes([default.note])
-    return default.folder
 
 
 def _widths(text: str) -> tuple[int, ...]:

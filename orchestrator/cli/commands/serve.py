@@ -99,7 +99,7 @@ def _examined(model: ConfiguredModel, room: int) -> tuple[Path, PipelineMemory]:
     """Folder of the target, and the memory that the model takes, with a context and caches for KV that leave it within
     `room` if that is possible. Raises InputError, which names the model."""
     try:
-        folder = target_folder(model.settings.target, quiet=False)
+        folder = target_folder(model.settings.target)
         with ConversionBar(quiet=False) as bar:
             pipeline = Pipeline(settings=_with_caches(model.settings), on_progress=bar, room=room)
         print_notes([pipeline.note and f"{model.name}: {pipeline.note}"])
@@ -237,7 +237,7 @@ def serve(
         return
     require_listening(announce, settings)
     client = None if running is None else Client(running)
-    folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client.state(), target)
+    folder = target_folder(target) if client is None else tokenizer_folder(client.state(), target)
     if not server.names:
         server = dataclasses.replace(server, names=(model_name(folder),))
     if target is None:

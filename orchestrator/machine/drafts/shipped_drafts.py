@@ -4,11 +4,11 @@ import json
 import shutil
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.checkpoints import demo_model, worker_folder
-from orchestrator.machine.default_target import default_target, is_default_target
+from orchestrator.machine.default_target import DefaultModel, default_target, is_default_target
 from protocol.contracts.coreml import OnProgress, silent
 from protocol.contracts.model_folder import HEAD_TOKENS, ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
@@ -19,13 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class DefaultDraft(NamedTuple):
-    folder: Path
-    note: str = ""
-    """One line for the user if it is the demo draft because the default target can't be had."""
-
-
-def default_draft(on_progress: OnProgress = silent) -> DefaultDraft:
+def default_draft(on_progress: OnProgress = silent) -> DefaultModel:
     """The default target's draft. It has that target's embedding, so the target is fetched on first use.
 
     Without a network, and if the environment asks for the demo pair, it is the demo draft. Raises InputError as
@@ -33,8 +27,8 @@ def default_draft(on_progress: OnProgress = silent) -> DefaultDraft:
     """
     target, note = default_target(on_progress)
     if is_default_target(target):
-        return DefaultDraft(whole_draft(packed_draft(), target), note)
-    return DefaultDraft(demo_model("draft"), note)
+        return DefaultModel(whole_draft(packed_draft(), target), note)
+    return DefaultModel(demo_model("draft"), note)
 
 
 def shipped_draft(target: Path) -> Path | None:

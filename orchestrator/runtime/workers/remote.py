@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
-from orchestrator.machine.line_limit import LineLimit
 from orchestrator.machine.network import reachable_host
 from orchestrator.runtime.guard import INVITATION_SECONDS, Guard
 from orchestrator.runtime.hub import Arrival, Hub
@@ -22,7 +21,7 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.intake import FeatureIntake, KvIntake
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
-from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
+from orchestrator.runtime.workers.remote_registry import LineLimit, RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.features.outlet import FeatureOutlet
 from protocol.messages.base import Message, RequestId

@@ -1,7 +1,8 @@
 """GLM and Laguna: arguments between `<arg_key>` and `<arg_value>`. LongCat: the same with markers of its own."""
 
+from typing import Any
+
 from orchestrator.text.answer.bound_calls import Fields, Style
-from orchestrator.text.answer.call_stream import CallForm
 from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.answer.text_arguments import TextForm
@@ -19,36 +20,29 @@ def _lines(prefix: str) -> Style:
     )
 
 
-def _forms(prefix: str) -> tuple[CallForm, ...]:
-    key, value = f"{prefix}arg_key>", f"{prefix}arg_value>"
+def _syntax(name: str, prefix: str, style: Style, **more: Any) -> CallSyntax:
+    key, value, call = (f"{prefix}{tag}>" for tag in ("arg_key", "arg_value", "tool_call"))
+    inner = tuple(f"{mark}{tag}" for tag in (key, value) for mark in ("<", "</"))
     field = rf"\s*(?P<name>[^<]*[^<\s])\s*</{key}(?:\\n|\s)*<{value}"
-    return TextForm(r"\s*(?P<name>[^\s<>{}]+)", f"<{key}", field, f"</{value}", apart=r"\n?").forms
+    forms = TextForm(r"\s*(?P<name>[^\s<>{}]+)", f"<{key}", field, f"</{value}", apart=r"\n?").forms
+    values = ((f"<{value}", f"</{value}"),)
+    return CallSyntax(
+        name, f"<{call}", f"</{call}", inner_markers=inner, values=values, forms=forms, style=style, **more
+    )
 
 
-GLM = CallSyntax(
+GLM = _syntax(
     "glm47",
-    "<tool_call>",
-    "</tool_call>",
-    inner_markers=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    template_marks=(("<arg_key>",),),
-    settings_names=("glm47", "laguna"),
-    values=(("<arg_value>", "</arg_value>"),),
-    forms=_forms(""),
-    style=Style(
+    "",
+    Style(
         Fields("<arg_key>", "</arg_key><arg_value>", "</arg_value>", never=("</tool_call>",)),
         start="<tool_call>",
         after="</tool_call>",
     ),
+    template_marks=(("<arg_key>",),),
+    settings_names=("glm47", "laguna"),
     # Of GLM 4.5 and 4.6. In a template's source, the line break may be an escape.
     styles=tuple((f"</arg_key>{line}<arg_value>", _lines("")) for line in ("\n", "\\n")),
 )
 LONGCAT_THOUGHT = ThoughtMarkers("<longcat_think>", "</longcat_think>")
-LONGCAT = CallSyntax(
-    "longcat",
-    "<longcat_tool_call>",
-    "</longcat_tool_call>",
-    inner_markers=("<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
-    values=(("<longcat_arg_value>", "</longcat_arg_value>"),),
-    forms=_forms("longcat_"),
-    style=_lines("longcat_"),
-)
+LONGCAT = _syntax("longcat", "longcat_", _lines("longcat_"))

@@ -9,9 +9,8 @@ from orchestrator.http.anthropic import MessagesRequest
 from tests.support.asked_server import KEY, TEMPLATE, get, post
 from tests.support.fake_pipeline import READY, FakePipeline
 
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MESSAGES = "/v1/messages"
 HI: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-TOOLS = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}]
 
 
 # What is asked -----------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from orchestrator.runtime import doctor
 from tests.support.paths import ROOT
 
 _BLAS = Blas("0.3.31", "NumPy's wheel", {"LD_PRELOAD": "libblas.so.3"})
-DEMO = ROOT / "draft_worker/demo_model/model.safetensors"
 
 
 @pytest.fixture

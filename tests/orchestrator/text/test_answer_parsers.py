@@ -21,7 +21,7 @@ from orchestrator.text.families.generic import GENERIC
 from orchestrator.text.families.harmony import HarmonyParser
 from orchestrator.text.families.qwen import JSON_SYNTAX
 from orchestrator.text.tokenizer import MARK
-from tests.support.call_syntaxes import SYNTAXES
+from tests.support.call_syntaxes import SYNTAXES, UNBOUND
 from tests.support.paths import DEMO_TARGET
 
 THINK = THOUGHTS[0]
@@ -40,17 +40,9 @@ TOOLS = [
 ]
 WEATHER = Call("get_weather", '{"city":"Oslo","days":2}')
 """What each of CALLS says."""
-AS_WRITTEN = Call("get_weather", '{"city": "Oslo", "days": 2}')
 CLOSING_CITY = Call("get_weather", '{"city":"</think>","days":2}')
 SAID = (WEATHER.name, json.loads(WEATHER.arguments))
-CALLS = {
-    **{name: SYNTAXES[name].written([SAID]) for name in NAMED if name in SYNTAXES},
-    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" '
-    'type="string"<|sep|>Oslo<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>2<|close|>'
-    "argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
-    "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Oslo'
-    '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
-}
+CALLS = {name: each.written([SAID]) for name, each in (SYNTAXES | UNBOUND).items() if name in NAMED}
 UNQUOTED = ("kimi_k3", "minimax_m2", "minicpm5")
 """Their readers end a call at the first end marker."""
 MISTRAL, LISTED = CALLS["mistral"], SYNTAXES["older mistral"].written([SAID])
@@ -535,15 +527,6 @@ def test_a_marker_in_a_text_does_not_hold_the_text_back(name: str):
     for said in (f"You write `{start}` and then", f"You write {start} and then"):
         parser = AnswerFormat(THINK, NAMED[name]).parser(False, TOOLS, None)
         assert joined([part for piece in said for part in parser.push(piece)]) == [Spoken(said)]
-
-
-def test_a_call_comes_as_soon_as_it_is_complete():
-    parser = AnswerFormat(None, JSON_SYNTAX).parser(False, TOOLS, None)
-
-    assert joined(parser.push(CALLS["json"])) == [AS_WRITTEN]
-    assert parser.push(" And") == [Spoken(" And")]
-    assert joined(parser.push("<tool_call>x</tool_call>")) == [Spoken("<tool_call>x</tool_call>")]
-    assert joined(parser.push(CALLS["json"])) == [AS_WRITTEN]
 
 
 @pytest.mark.parametrize(

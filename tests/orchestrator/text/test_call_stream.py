@@ -11,7 +11,7 @@ from orchestrator.text.answer.parts import Arguments, Call, Part, Spoken
 from orchestrator.text.answer_format import AnswerFormat, AnswerParser
 from orchestrator.text.families.harmony import HarmonyParser
 from tests.orchestrator.text.test_answer_parsers import joined
-from tests.support.call_syntaxes import SYNTAXES
+from tests.support.call_syntaxes import SYNTAXES, UNBOUND
 
 TEXT = 'def f(x):\n\treturn {"a": "<b>", \'c\': x} # \\n ü </p>\n\n  "x" <para>'
 GIVEN = {"path": "a.py", "content": TEXT, "mode": 420, "append": True, "note": None}
@@ -35,28 +35,11 @@ TOOLS = [
 HEADER = "<|channel|>commentary to=functions.write <|constrain|>json<|message|>"
 
 
-def k3(arguments: dict[str, Any]) -> str:
-    written = "".join(
-        f'<|open|>argument key="{key}" type="{"string" if isinstance(value, str) else "number"}"<|sep|>'
-        f"{value if isinstance(value, str) else json.dumps(value)}<|close|>argument<|sep|>"
-        for key, value in arguments.items()
-    )
-    call = f'<|open|>call tool="write" index="1"<|sep|>{written}<|close|>call<|sep|>'
-    return f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>"
-
-
-def muse(arguments: dict[str, Any]) -> str:
-    fields = "".join(
-        f'<atem:parameter name="{key}">{value if isinstance(value, str) else json.dumps(value)}</atem:parameter>\n'
-        for key, value in arguments.items()
-    )
-    return f'<atem:function_calls>\n<atem:invoke name="write">\n{fields}</atem:invoke>\n</atem:function_calls>'
-
-
 WRITTEN = {
-    **{name: lambda arguments, one=one: one.written([("write", arguments)]) for name, one in SYNTAXES.items()},
-    "kimi_k3": k3,
-    "muse_spark": muse,
+    **{
+        name: lambda arguments, one=one: one.written([("write", arguments)])
+        for name, one in (SYNTAXES | UNBOUND).items()
+    },
     "harmony": lambda arguments: f"{HEADER}{json.dumps(arguments)}<|call|>",
 }
 NAMES = {"older mistral": "mistral", "deepseek v3": "deepseek", "glm 4.5": "glm47"}

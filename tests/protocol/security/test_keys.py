@@ -131,7 +131,7 @@ def test_brackets_around_an_ipv6_host_are_understood():
 
 
 TEXT = str(LINE)
-PREFIX, HOST, PORT, KEY, SECRET = TEXT.split(":")
+_, HOST, PORT, KEY, SECRET = TEXT.split(":")
 WRONG = {
     "nothing": ("", "begins with lp1:"),
     "something else": ("https://example.org", "begins with lp1:"),

@@ -46,7 +46,7 @@ def calibrate(out: Path | None, **options: Any) -> None:
 
     path = out or calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    options["target"] = str(target_folder(options["target"], quiet=False))
+    options["target"] = str(target_folder(options["target"]))
     console = Console(stderr=True)
     with console.status("Starting ...") as status:
         date = datetime.datetime.now(datetime.UTC).date().isoformat()

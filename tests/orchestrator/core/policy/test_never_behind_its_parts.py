@@ -15,7 +15,7 @@ from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.worker.pacing import DevicePace
 
 _INSIDE, _SPREAD = 0.85, 1.5
-_PROMPT, _TOKENS, _REQUESTS = 128, 400, 3
+_TOKENS, _REQUESTS = 400, 3
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ ROOT = NodeId(7)
 A = node_id(ROOT, 10)
 B = node_id(A, 11)
 C = node_id(B, 12)
-D = node_id(C, 13)
 TARGET, DRAFT = 1, 2
 FIRST, SECOND, THIRD = (TracedStep(DRAFT, serial) for serial in (1, 2, 3))
 

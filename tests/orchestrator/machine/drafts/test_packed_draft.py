@@ -12,12 +12,11 @@ from mlx_lm.utils import dequantize_model, load_model
 from safetensors import safe_open
 
 from draft_worker.engines.mlx import MlxEngine
-from orchestrator.machine.default_target import DefaultTarget
+from orchestrator.machine.default_target import DefaultModel
 from orchestrator.machine.drafts import shipped_drafts as module
 from orchestrator.machine.drafts.shipped_drafts import (
     CONFIG,
     LAYERS,
-    DefaultDraft,
     default_draft,
     join,
     packed_draft,
@@ -146,7 +145,7 @@ def fetched(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """A tiny model as the default target, and its packed draft."""
     folder, draft = target(tmp_path / "target"), packed(tmp_path / "packed")
 
-    monkeypatch.setattr(module, "default_target", lambda *_: DefaultTarget(folder))
+    monkeypatch.setattr(module, "default_target", lambda *_: DefaultModel(folder))
     monkeypatch.setattr(module, "is_default_target", lambda given: given == folder)
     monkeypatch.setattr(module, "packed_draft", lambda: draft)
     return folder
@@ -162,9 +161,9 @@ def test_the_demo_draft_serves_targets_with_its_tokenizer_and_a_copy_of_the_defa
 def test_where_the_default_target_is_the_demo_target_its_draft_is_the_default_and_the_reason_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    assert default_draft() == DefaultDraft(DEMO_DRAFT)
-    monkeypatch.setattr(module, "default_target", lambda *_: DefaultTarget(DEMO_TARGET, "No network."))
-    assert default_draft() == DefaultDraft(DEMO_DRAFT, "No network.")
+    assert default_draft() == DefaultModel(DEMO_DRAFT)
+    monkeypatch.setattr(module, "default_target", lambda *_: DefaultModel(DEMO_TARGET, "No network."))
+    assert default_draft() == DefaultModel(DEMO_DRAFT, "No network.")
 
 
 def test_the_shipped_draft_has_the_default_targets_shape_and_no_embedding():

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
+from orchestrator.runtime.workers.remote_registry import LineLimit, RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.kv import KvReference
 from protocol.messages.remote import Attach
@@ -143,3 +143,9 @@ def test_a_worker_elsewhere_hears_of_no_arena():
     )
 
     assert without_shared_memory(start) == Start(RequestId(1), 0, (1, 2), NodeId(3), Sampling())
+
+
+def test_the_first_lines_of_a_minute_pass_and_say_how_many_did_not_before():
+    limit = LineLimit(2)
+
+    assert [limit.take(now) for now in (0, 1, 2, 59, 60, 61, 62, 130)] == [0, 0, None, None, 2, 0, None, 1]
