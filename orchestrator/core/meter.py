@@ -87,9 +87,11 @@ class Meter:
         """
         estimates, verified = request.speculation.estimates, request.outstanding
         assert verified is not None
-        for token, claimed in request.first_lookup():
-            # Whether or not that guess was verified.
-            estimates.lookup.observe(claimed, 0, token == chosen[0])
+        # Whether or not these guesses were verified.
+        for place, ((guess, claimed), token) in enumerate(zip(request.lookup_chain(len(chosen)), chosen, strict=False)):
+            estimates.lookup.observe(claimed, place, guess == token)
+            if guess != token:
+                break
         round = request.measured(verdict, now)
         # A draft that takes turns and was at work all the same has slowed the forward down.
         disturbed = mode in IN_TURNS and any(

@@ -277,9 +277,9 @@ class Request:
             self.stats.draft_tokens += drafted
             self.stats.lookup_tokens += not drafted
 
-    def first_lookup(self) -> Iterable[tuple[int, float]]:
-        """The first guess by prompt lookup behind the root, with its claim; none if there is none."""
-        return self._lookup.continuations(self.tokens[-LONGEST:], 1)
+    def lookup_chain(self, limit: int) -> Iterable[tuple[int, float]]:
+        """At most `limit` guesses by prompt lookup behind the root, each with its claim."""
+        return self._lookup.chain(self.tokens[-LONGEST:], limit)
 
     def measured(self, verdict: Verdict, now: float) -> MeasuredRound:
         """What the round took that this verdict ends."""
@@ -347,7 +347,7 @@ class Request:
         nodes: list[Node] = []
         least = self.speculation.tree.root.log_path + math.log(TUNING.lookup_least)
         for token, claimed in self._lookup.chain([*self.tokens[-LONGEST:], *path[::-1]], limit):
-            belief = self.speculation.estimates.lookup(claimed, 0)
+            belief = self.speculation.estimates.lookup(claimed, len(nodes))
             node = (nodes[-1] if nodes else leaf).guess(token, belief, belief)
             if node.log_path < least:
                 break
