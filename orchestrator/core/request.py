@@ -74,6 +74,8 @@ class Request:
         """Nodes under verification."""
         self._expected_tokens = 1.0
         """Expected of the round under verification."""
+        self.costs_from = 0
+        """Rounds before it say nothing about what forwards cost: the target copies KV that it took up."""
         self.ended_round = 1.0, 0.0
         """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
         self._verified = self.speculation
