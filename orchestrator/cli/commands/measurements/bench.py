@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
@@ -21,9 +20,7 @@ from orchestrator.cli.pipeline_options import (
 from orchestrator.cli.pipelines import ConversionBar, print_notes
 from orchestrator.cli.printing import show
 from orchestrator.lab.bench.contender import LLAMA_CPP
-from orchestrator.lab.bench.forwards import ORDER
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
-from orchestrator.lab.forwards import LAYER_KINDS, LayerKind
 from orchestrator.lab.report import ProgressBar
 from protocol.ineffective import Ineffective
 
@@ -213,38 +210,6 @@ def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, *
     prompts = _prompts(plan, path, limit)
     with ProgressBar() as bar:
         found = measure(plan, prompts, bar, numbers)
-    show(found, as_json)
-
-
-@bench.command()
-@click.option(
-    "--kind", "kinds", type=click.Choice(LAYER_KINDS), multiple=True, help="Of layer. May be given several times."
-)
-@click.option(
-    "--context",
-    "contexts",
-    metavar="N",
-    type=click.IntRange(min=1, max=65_000),
-    multiple=True,
-    default=ORDER.contexts,
-    show_default=True,
-    help="Tokens before a forward. May be given several times.",
-)
-@_repeats_option(ORDER.samples)
-@_json_option
-@stays_awake
-def forwards(kinds: tuple[LayerKind, ...], contexts: tuple[int, ...], repeats: int, as_json: bool) -> None:
-    """Measure forwards of random models beside mlx-lm's own, by kind of layer.
-
-    \b
-    launch-pipeline bench forwards --kind delta --kind windows
-    launch-pipeline bench forwards --context 256 --context 8192
-    """
-    from orchestrator.lab.bench.forwards import measure
-
-    order = msgspec.structs.replace(ORDER, contexts=contexts, samples=repeats)
-    with ProgressBar() as bar:
-        found = measure(kinds or LAYER_KINDS, order, bar)
     show(found, as_json)
 
 
