@@ -109,7 +109,7 @@ def bench() -> None:
     \b
     launch-pipeline bench
     launch-pipeline bench --prompts prompts.jsonl --json > figures.json
-    launch-pipeline bench requests 1,4
+    launch-pipeline bench reuse
     """
 
 
@@ -185,31 +185,6 @@ def reuse(path: Path | None, limit: int | None, as_json: bool, **options: Any) -
     prompts = _prompts(plan, path, limit)
     with ProgressBar() as bar:
         found = measure(plan, prompts, bar)
-    show(found, as_json)
-
-
-@bench.command()
-@click.argument("counts", metavar="N[,N...]")
-@_requests_options
-@_temperature_option
-@_repeats_option(_REPEATS)
-@_strategies_option("ar,adaptive")
-@_json_option
-@stays_awake
-def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
-    """Measure N requests at once, for instance 1,2,4,8: the speed of all together, and how long one waits that joins.
-
-    \b
-    launch-pipeline bench requests 1,4 --temperature 0
-    """
-    from orchestrator.lab.bench.requests import measure, parse_requests
-
-    print_notes(without_effect())
-    numbers = parse_requests(counts)
-    plan = _plan(options)
-    prompts = _prompts(plan, path, limit)
-    with ProgressBar() as bar:
-        found = measure(plan, prompts, bar, numbers)
     show(found, as_json)
 
 
