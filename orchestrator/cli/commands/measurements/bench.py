@@ -1,14 +1,12 @@
-"""`launch-pipeline bench`: options to a comparison, figures to tables, a picture and an exit code."""
+"""`launch-pipeline bench`: options to a comparison, figures to tables and an exit code."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import (
-    Destination,
     draft_option,
     option,
     pace_option,
@@ -31,10 +29,7 @@ _LIMIT = 11
 """Shipped messages without --limit: one of each category."""
 
 
-@click.command(
-    cls=BriefCommand,
-    brief="pair target draft prompts limit max-tokens temperature strategies draft-tokens plot json",
-)
+@click.command()
 @pair_option
 @target_option
 @draft_option()
@@ -72,10 +67,9 @@ _LIMIT = 11
     is_flag=True,
     help="With --pace, for a slow target: record its texts once, then replay them.",
 )
-@click.option("--plot", metavar="FILE", type=Destination(".png"), help="Also write a PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @stays_awake
-def bench(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+def bench(path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
     Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Ratios are to mlx-lm at
@@ -86,7 +80,7 @@ def bench(path: Path | None, limit: int | None, plot: Path | None, as_json: bool
     launch-pipeline bench
     launch-pipeline bench --prompts prompts.jsonl --json > figures.json
     launch-pipeline bench --pair demo --limit 2 --draft-tokens 2-4 --temperature 0
-    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --plot m4.png
+    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
     launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2
     launch-pipeline bench --rivals llama.cpp --temperature 0
@@ -99,7 +93,7 @@ def bench(path: Path | None, limit: int | None, plot: Path | None, as_json: bool
     prompts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
     with ProgressBar() as bar:
         found = measure(plan, prompts, bar)
-    show(found, as_json, plot)
+    show(found, as_json)
 
 
 def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":
