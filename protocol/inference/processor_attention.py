@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from protocol.inference.device import compute
 
-_ROPE = mx.fast.rope
+ROPE = mx.fast.rope
 
 
 class Rotation:
@@ -47,7 +47,7 @@ class Rotation:
     ) -> mx.array:
         """(B, heads, L, size), the first `dims` numbers rotated by the positions from `offset` on: one, or (B,)."""
         if stream is not None or a.ndim != 4 or a.dtype != mx.float32:
-            return _ROPE(
+            return ROPE(
                 a, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs, stream=stream
             )
         length, size = a.shape[2:]
@@ -57,7 +57,7 @@ class Rotation:
         if angles is None:
             begins = 1 if isinstance(offset, int) else offset.size
             ones = mx.broadcast_to(_unit(dims, traditional), (begins, 1, length, dims))
-            turned = _ROPE(ones, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
+            turned = ROPE(ones, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
             angles = self._angles[key] = _Angles.of(turned, traditional, (offset, freqs))
         pairs = mx.unflatten(a if dims == size else a[..., :dims], -1, (-1, 2) if traditional else (2, -1))
         rotated = mx.flatten(pairs * angles.cosines + _exchanged(pairs, traditional) * angles.sines, -2)
@@ -97,13 +97,13 @@ Scores: TypeAlias = npt.NDArray[np.float32]
 
 _LEAST = 1 << 15
 """Attention scores of a layer. With fewer, waiting for each layer costs more than the exponentials."""
-_ROWS = 32
+MOST_ROWS = 32
 """Up to so many tokens a row's products don't depend on the other rows (`orchestrator/machine/blas`). Such forwards
 come here with however few scores, so that a row has the same bits alone and beside others."""
 _KEYS, _LANES = 256, 16
 """Keys of a partial sum of the library, and numbers of a vector there."""
 _SCRATCH = 8 << 20
-"""Numbers of partial sums that are held at once, at least those of two times `_ROWS` tokens."""
+"""Numbers of partial sums that are held at once, at least those of two times `MOST_ROWS` tokens."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
 _CHUNK = 1024
@@ -141,7 +141,7 @@ def attention(
     """softmax(scale q k^T + mask) v, (B, H, L, size), as `mx.fast.scaled_dot_product_attention` of (B, H, L, width)
     queries, (B, H', T, width) keys and (B, H', T, size) values. A query's result does not depend on the other ones."""
     batch, heads, length, _ = q.shape
-    few = length > _ROWS and batch * heads * length * k.shape[2] < _LEAST
+    few = length > MOST_ROWS and batch * heads * length * k.shape[2] < _LEAST
     if sinks is not None or stream or few or any(each.dtype != mx.float32 for each in (q, k, v)):
         return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
     kernel = _kernel()
@@ -151,13 +151,17 @@ def attention(
 _Kernel: TypeAlias = Callable[..., int]
 
 
+def kernel_named(name: str) -> Any:
+    """That of the library, if this process has it."""
+    return getattr(ctypes.CDLL(None), name, None)
+
+
 @functools.cache
 def _kernel() -> _Kernel | None:
     """`bridge_attention`, if this process has it and its processor has vectors."""
-    library, pointer = ctypes.CDLL(None), ctypes.c_void_p
-    if not hasattr(library, "bridge_attention"):
+    kernel, pointer = kernel_named("bridge_attention"), ctypes.c_void_p
+    if kernel is None:
         return None
-    kernel = library.bridge_attention
     kernel.argtypes = [*[pointer] * 7, ctypes.c_float, pointer, pointer]
     nothing = _at(np.zeros(6, np.int64))
     return kernel if kernel(None, None, None, None, None, nothing, nothing, 0.0, None, None) else None
@@ -175,12 +179,12 @@ def _by_library(
     if given is not None and given.dtype != mx.bool_:
         given = given.astype(mx.float32)
     compute(q, k, v, *([] if given is None else [given]))
-    queries, keys, values = _numpy(q), _numpy(k), _numpy(v)
-    masks = None if given is None else np.broadcast_to(_numpy(given), (batch, heads, length, total))
+    queries, keys, values = as_numpy(q), as_numpy(k), as_numpy(v)
+    masks = None if given is None else np.broadcast_to(as_numpy(given), (batch, heads, length, total))
     spaced = (keys, values, keys if masks is None else masks)
     distances = np.array([each.strides[axis] // each.itemsize for each in spaced for axis in (1, 2)], np.int64)
     result = np.empty((batch, heads, length, size), np.float32)
-    pieces = -(-length // max(2 * _ROWS, _SCRATCH * _KEYS // (heads * total * size)))
+    pieces = -(-length // max(2 * MOST_ROWS, _SCRATCH * _KEYS // (heads * total * size)))
     for sequence, piece in product(range(batch), range(pieces)):
         begin, end = length * piece // pieces, length * (piece + 1) // pieces
         seen = total - length + end if mask == "causal" else total
@@ -198,7 +202,7 @@ def _by_library(
     return mx.array(result)
 
 
-def _numpy(array: mx.array) -> npt.NDArray[Any]:
+def as_numpy(array: mx.array) -> npt.NDArray[Any]:
     """A view, or a copy if its last axis does not lie in one piece."""
     found: Any = array
     view: npt.NDArray[Any] = np.asarray(found)
@@ -214,7 +218,7 @@ def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array
     batch, heads, length, _ = q.shape
     groups, total = k.shape[1], k.shape[2]
     share = heads // groups
-    together = share if length > _ROWS else _most_heads(share, length)
+    together = share if length > MOST_ROWS else _most_heads(share, length)
     queries = mx.reshape(q * scale, (batch, groups, share // together, together * length, -1))
     k, v = (mx.expand_dims(each, 2) for each in (k, v))
     scores = queries @ k.swapaxes(-1, -2)
@@ -227,8 +231,8 @@ def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array
         own = sequence, slice(head, head + together)
         for begin in range(0, length, step):
             place = *own, slice(begin, begin + step)
-            _normalise(rows[place], None if masks is None else masks[place], few=length <= _ROWS)
-    return mx.reshape(_weighted(scores, v) if length <= _ROWS else scores @ v, (batch, heads, length, -1))
+            _normalise(rows[place], None if masks is None else masks[place], few=length <= MOST_ROWS)
+    return mx.reshape(_weighted(scores, v) if length <= MOST_ROWS else scores @ v, (batch, heads, length, -1))
 
 
 def _weighted(scores: mx.array, values: mx.array) -> mx.array:
@@ -245,7 +249,9 @@ def _weighted(scores: mx.array, values: mx.array) -> mx.array:
 
 def _most_heads(share: int, length: int) -> int:
     """Of heads that share keys, as many as one product takes, so that a row has the bits that it has alone."""
-    return max(count for count in range(1, share + 1) if share % count == 0 and count * length <= max(_ROWS, length))
+    return max(
+        count for count in range(1, share + 1) if share % count == 0 and count * length <= max(MOST_ROWS, length)
+    )
 
 
 def _added(mask: mx.array | str | None, length: int, total: int) -> mx.array | None:

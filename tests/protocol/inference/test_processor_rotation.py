@@ -49,7 +49,7 @@ def test_layers_of_a_forward_share_their_angles(monkeypatch: pytest.MonkeyPatch)
         calls.append(offset)
         return stock(*arguments, offset=offset, **others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "_ROPE", counted)
+    monkeypatch.setattr(module, "ROPE", counted)
     rotation, places = Rotation(), mx.array([4, 5, 5])
     for _ in range(3):
         for heads in (9, 3):
