@@ -1,13 +1,8 @@
-"""Attention and rotary embeddings on a Linux processor: attention by the library that multiplies for MLX, without it
-with numpy's exponentials; angles once in a forward, not by each layer, for queries and for keys.
+"""Attention on a Linux processor: by the library that multiplies for MLX, without it with numpy's exponentials.
 
 MLX 0.32 has vector code for exponentials only with Apple's Accelerate (mlx/backend/cpu/simd). For a prompt of a few
 hundred tokens they take longer than the products of the default target. And it computes the attention of a layer in
 several operations, each of which writes and reads all scores: see `orchestrator/machine/blas/bridge.c`.
-
-Without a GPU `mx.fast.rope` is some twenty operations (mlx/fast.cpp), most of them for cosines and sines that depend on
-positions alone. For a few tokens they take longer than the six that are left. A layer whose rope holds an array of
-frequencies of its own (Llama 3's scaling, YaRN) has angles of its own, for its queries and keys together.
 """
 
 import ctypes
@@ -16,7 +11,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -24,86 +19,17 @@ import numpy.typing as npt
 
 from protocol.inference.device import compute
 
-ROPE = mx.fast.rope
-
-
-class Rotation:
-    """`mx.fast.rope`, to the last bit, for the layers of one forward."""
-
-    def __init__(self) -> None:
-        self._angles: dict[tuple[object, ...], _Angles] = {}
-
-    def __call__(
-        self,
-        a: mx.array,
-        dims: int,
-        *,
-        traditional: bool,
-        base: float | None,
-        scale: float,
-        offset: int | mx.array,
-        freqs: mx.array | None = None,
-        stream: mx.Stream | None = None,
-    ) -> mx.array:
-        """(B, heads, L, size), the first `dims` numbers rotated by the positions from `offset` on: one, or (B,)."""
-        if stream is not None or a.ndim != 4 or a.dtype != mx.float32:
-            return ROPE(
-                a, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs, stream=stream
-            )
-        length, size = a.shape[2:]
-        place = offset if isinstance(offset, int) else id(offset)
-        key = dims, traditional, base, scale, place, id(freqs), length
-        angles = self._angles.get(key)
-        if angles is None:
-            begins = 1 if isinstance(offset, int) else offset.size
-            ones = mx.broadcast_to(_unit(dims, traditional), (begins, 1, length, dims))
-            turned = ROPE(ones, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
-            angles = self._angles[key] = _Angles.of(turned, traditional, (offset, freqs))
-        pairs = mx.unflatten(a if dims == size else a[..., :dims], -1, (-1, 2) if traditional else (2, -1))
-        rotated = mx.flatten(pairs * angles.cosines + _exchanged(pairs, traditional) * angles.sines, -2)
-        return rotated if dims == size else mx.concatenate([rotated, a[..., dims:]], axis=-1)
-
-
-class _Angles(NamedTuple):
-    """What pairs (a, b) of numbers are multiplied with: (B or 1, 1, L, 2, dims / 2), with the last two axes exchanged
-    where pairs are neighbours (`traditional`)."""
-
-    cosines: mx.array
-    """(cos, cos), for (a, b)."""
-    sines: mx.array
-    """(-sin, sin), for (b, a)."""
-    given: tuple[object, ...]
-    """Arrays by whose identity these angles are found: none may be freed before them."""
-
-    @classmethod
-    def of(cls, rotated: mx.array, traditional: bool, given: tuple[object, ...]) -> "_Angles":
-        """From pairs (1, 0), which a rotation makes (cos, sin)."""
-        axis = -1 if traditional else -2
-        cosine, sine = mx.split(mx.unflatten(rotated, -1, (-1, 2) if traditional else (2, -1)), 2, axis)
-        return cls(cosine, mx.concatenate([-sine, sine], axis=axis), given)
-
-
-def _unit(dims: int, traditional: bool) -> mx.array:
-    """(dims,): pairs (1, 0)."""
-    numbers = mx.arange(dims)
-    return mx.where(numbers % 2 == 0 if traditional else numbers < dims // 2, mx.array(1.0), mx.array(0.0))
-
-
-def _exchanged(pairs: mx.array, traditional: bool) -> mx.array:
-    return pairs[..., ::-1] if traditional else pairs[..., ::-1, :]
-
-
 Scores: TypeAlias = npt.NDArray[np.float32]
 
 _LEAST = 1 << 15
 """Attention scores of a layer. With fewer, waiting for each layer costs more than the exponentials."""
-MOST_ROWS = 32
+_ROWS = 32
 """Up to so many tokens a row's products don't depend on the other rows (`orchestrator/machine/blas`). Such forwards
 come here with however few scores, so that a row has the same bits alone and beside others."""
 _KEYS, _LANES = 256, 16
 """Keys of a partial sum of the library, and numbers of a vector there."""
 _SCRATCH = 8 << 20
-"""Numbers of partial sums that are held at once, at least those of two times `MOST_ROWS` tokens."""
+"""Numbers of partial sums that are held at once, at least those of two times `_ROWS` tokens."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
 _CHUNK = 1024
@@ -115,17 +41,16 @@ _STOCK = mx.fast.scaled_dot_product_attention
 
 @contextmanager
 def processor_operations() -> Generator[None]:
-    """For one forward without gradients: where this process computes on a Linux processor, MLX's attention and
-    rotations in float32 are `attention`, whose softmax is no part of MLX's graph, and a `Rotation`."""
+    """For one forward without gradients: where this process computes on a Linux processor, MLX's attention in float32
+    is `attention`, whose softmax is no part of MLX's graph."""
     if sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu):
         yield
         return
-    rope = mx.fast.rope
-    mx.fast.scaled_dot_product_attention, mx.fast.rope = attention, Rotation()
+    mx.fast.scaled_dot_product_attention = attention
     try:
         yield
     finally:
-        mx.fast.scaled_dot_product_attention, mx.fast.rope = _STOCK, rope
+        mx.fast.scaled_dot_product_attention = _STOCK
 
 
 def attention(
@@ -141,27 +66,23 @@ def attention(
     """softmax(scale q k^T + mask) v, (B, H, L, size), as `mx.fast.scaled_dot_product_attention` of (B, H, L, width)
     queries, (B, H', T, width) keys and (B, H', T, size) values. A query's result does not depend on the other ones."""
     batch, heads, length, _ = q.shape
-    few = length > MOST_ROWS and batch * heads * length * k.shape[2] < _LEAST
+    few = length > _ROWS and batch * heads * length * k.shape[2] < _LEAST
     if sinks is not None or stream or few or any(each.dtype != mx.float32 for each in (q, k, v)):
         return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
-    kernel = _kernel()
+    kernel = attention_kernel()
     return _vectors(q, k, v, scale, mask) if kernel is None else _by_library(kernel, q, k, v, scale, mask)
 
 
 _Kernel: TypeAlias = Callable[..., int]
 
 
-def kernel_named(name: str) -> Any:
-    """That of the library, if this process has it."""
-    return getattr(ctypes.CDLL(None), name, None)
-
-
 @functools.cache
-def _kernel() -> _Kernel | None:
+def attention_kernel() -> _Kernel | None:
     """`bridge_attention`, if this process has it and its processor has vectors."""
-    kernel, pointer = kernel_named("bridge_attention"), ctypes.c_void_p
-    if kernel is None:
+    library, pointer = ctypes.CDLL(None), ctypes.c_void_p
+    if not hasattr(library, "bridge_attention"):
         return None
+    kernel = library.bridge_attention
     kernel.argtypes = [*[pointer] * 7, ctypes.c_float, pointer, pointer]
     nothing = _at(np.zeros(6, np.int64))
     return kernel if kernel(None, None, None, None, None, nothing, nothing, 0.0, None, None) else None
@@ -184,7 +105,7 @@ def _by_library(
     spaced = (keys, values, keys if masks is None else masks)
     distances = np.array([each.strides[axis] // each.itemsize for each in spaced for axis in (1, 2)], np.int64)
     result = np.empty((batch, heads, length, size), np.float32)
-    pieces = -(-length // max(2 * MOST_ROWS, _SCRATCH * _KEYS // (heads * total * size)))
+    pieces = -(-length // max(2 * _ROWS, _SCRATCH * _KEYS // (heads * total * size)))
     for sequence, piece in product(range(batch), range(pieces)):
         begin, end = length * piece // pieces, length * (piece + 1) // pieces
         seen = total - length + end if mask == "causal" else total
@@ -218,7 +139,7 @@ def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array
     batch, heads, length, _ = q.shape
     groups, total = k.shape[1], k.shape[2]
     share = heads // groups
-    together = share if length > MOST_ROWS else _most_heads(share, length)
+    together = share if length > _ROWS else _most_heads(share, length)
     queries = mx.reshape(q * scale, (batch, groups, share // together, together * length, -1))
     k, v = (mx.expand_dims(each, 2) for each in (k, v))
     scores = queries @ k.swapaxes(-1, -2)
@@ -231,8 +152,8 @@ def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array
         own = sequence, slice(head, head + together)
         for begin in range(0, length, step):
             place = *own, slice(begin, begin + step)
-            _normalise(rows[place], None if masks is None else masks[place], few=length <= MOST_ROWS)
-    return mx.reshape(_weighted(scores, v) if length <= MOST_ROWS else scores @ v, (batch, heads, length, -1))
+            _normalise(rows[place], None if masks is None else masks[place], few=length <= _ROWS)
+    return mx.reshape(_weighted(scores, v) if length <= _ROWS else scores @ v, (batch, heads, length, -1))
 
 
 def _weighted(scores: mx.array, values: mx.array) -> mx.array:
@@ -249,9 +170,7 @@ def _weighted(scores: mx.array, values: mx.array) -> mx.array:
 
 def _most_heads(share: int, length: int) -> int:
     """Of heads that share keys, as many as one product takes, so that a row has the bits that it has alone."""
-    return max(
-        count for count in range(1, share + 1) if share % count == 0 and count * length <= max(MOST_ROWS, length)
-    )
+    return max(count for count in range(1, share + 1) if share % count == 0 and count * length <= max(_ROWS, length))
 
 
 def _added(mask: mx.array | str | None, length: int, total: int) -> mx.array | None:

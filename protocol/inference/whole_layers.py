@@ -1,11 +1,10 @@
-"""On a Linux processor the library that multiplies for MLX computes whole layers of a few tokens. Knows no file.
+"""On a Linux processor the library that multiplies for MLX computes whole layers of Llama's form. Knows no file.
 
-A layer of Llama's form is some forty operations of MLX there. Each costs more than what it computes of a few numbers,
-and most run on one thread: beside the products they take as long again. See `orchestrator/machine/blas/bridge.c`.
+Such a layer is some forty operations of MLX. Each costs more than what it computes of a few tokens, and most run on one
+thread: together they take as long as the products. See `orchestrator/machine/blas/bridge.c`.
 """
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
@@ -20,130 +19,108 @@ from protocol.inference.joint_forward import JointCache
 from protocol.inference.layer_cache import ForwardShape, MaskKind, RowForm, TreePositions
 from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.observed_modules import modules_of
-from protocol.inference.processor_attention import MOST_ROWS, ROPE, as_numpy, kernel_named
+from protocol.inference.processor_attention import as_numpy, attention_kernel
 
 _Floats: TypeAlias = npt.NDArray[np.float32]
-_NORMS = ("input_layernorm", "post_attention_layernorm")
 _WEIGHTS = (
-    *(_NORMS[0], "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    *(_NORMS[1], "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
 """In the order of `bridge_layer`."""
-_LINE = 16
-_KEYS = 256
-"""Numbers of a vector and keys of a partial sum in the library."""
-_ANGLES = 256
-"""Positions whose angles are computed together."""
+_LINE, _KEYS, _TOGETHER = 16, 256, 64
+"""Numbers of a vector, keys of a partial sum and rows that attend at once in the library."""
 _PROVED = ForwardShape(0, 3, mask="causal")
 _TOLERANCE = 1e-3
 
 
 def compute_layers_whole(network: Any) -> None:
-    """Let the layers of this mlx-lm model that have Llama's form be computed so, in forwards of up to `MOST_ROWS`
-    tokens whose keys and values lie in a `FullAttentionCache`, of one sequence or of several."""
-    kernel = kernel_named("bridge_layer")
-    if kernel is None or sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu):
+    """Let the layers of this mlx-lm model that have Llama's form be computed so, in forwards whose keys and values lie
+    in a `FullAttentionCache`, of one sequence or of several."""
+    if mx.default_device() != mx.Device(mx.cpu) or attention_kernel() is None:
         return
+    kernel = ctypes.CDLL(None).bridge_layer
     kernel.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int, *[ctypes.c_void_p] * 3]
     angles: dict[tuple[object, ...], _Angles] = {}
     for layer in modules_of(network):
         try:
             whole = _Layer(layer, kernel, angles)
+            if not whole.proved(layer):
+                continue
         except (AttributeError, TypeError, ValueError):
             continue
-        if whole.proved(layer):
-            _replace(layer, whole)
+        _replace(layer, whole)
 
 
 def _replace(layer: nn.Module, whole: "_Layer") -> None:
     kind: Any = type(layer)
 
     def call(self: Any, x: mx.array, mask: MaskKind = None, cache: Any = None) -> mx.array:
-        parts = whole.parts(x, mask, cache)
-        return kind.__call__(self, x, mask, cache) if parts is None else whole(x, cache.offset, *parts)
+        found = whole(x, mask, cache)
+        return kind.__call__(self, x, mask, cache) if found is None else found
 
     # Others look a layer's code up by the name of its module.
     layer.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 class _Layer:
-    def __init__(self, layer: Any, kernel: Callable[..., int], angles: "dict[tuple[object, ...], _Angles]") -> None:
+    def __init__(self, layer: Any, kernel: Callable[..., None], angles: "dict[tuple[object, ...], _Angles]") -> None:
         """`angles`: of the ropes of all layers. Raises an error for a layer of another form."""
-        self._kernel = kernel
         attention, rope = layer.self_attn, layer.self_attn.rope
-        held: list[_Floats] = []
-        for name in _WEIGHTS:
-            module: Any = reduce(getattr, name.split("."), layer)
-            if not isinstance(module, nn.Linear | nn.RMSNorm) or len(module) > 1 or module.weight.dtype != mx.float32:
-                raise TypeError(name)
-            held.append(as_numpy(module.weight))
-        (wide, hidden), (narrow, _), inner = held[1].shape, held[2].shape, len(held[6])
+        modules: list[Any] = [reduce(getattr, name.split("."), layer) for name in _WEIGHTS]
+        if any(not isinstance(each, nn.Linear | nn.RMSNorm) or len(each) > 1 for each in modules):
+            raise TypeError("it has other parts")
+        weights: list[_Floats] = [as_numpy(each.weight) for each in modules]
+        (wide, hidden), narrow, inner = weights[1].shape, len(weights[2]), len(weights[6])
         self._form = RowForm(attention.n_kv_heads, narrow // attention.n_kv_heads, mx.float32)
         size = self._form.size
-        if any(each % _LINE for each in (hidden, size, inner)) or (rope.dims, rope.traditional) != (size, False):
-            raise ValueError("it does not consist of whole lines")
-        self._weights, self._places = held, np.array([each.ctypes.data for each in held])
-        self._numbers = np.array([*(getattr(layer, name).eps for name in _NORMS), attention.scale], np.float32)
-        self._sizes = np.array((hidden, wide // size, self._form.heads, size, inner), np.int32)
-        self._given = [each.ctypes.data for each in (self._places, self._numbers, self._sizes)]
-        self._row = hidden + 3 * wide + 2 * narrow + 2 * inner
-        """Numbers that a row takes while it is computed, and each of its partial sums."""
+        lines = not any(each % _LINE for each in (hidden, size, inner))
+        if not lines or rope.traditional or rope.dims != size or any(each.dtype != np.float32 for each in weights):
+            raise ValueError("it has other sizes")
+        places = np.array([each.ctypes.data for each in weights])
+        numbers = np.array([modules[0].eps, modules[5].eps, attention.scale], np.float32)
+        sizes = np.array((hidden, wide // size, self._form.heads, size, inner), np.int32)
+        self._kernel, self._held, self._hidden = kernel, (weights, places, numbers, sizes), int(hidden)
+        self._given = places.ctypes.data, numbers.ctypes.data, sizes.ctypes.data
+        self._row, self._together = hidden + wide + 2 * narrow + 2 * inner, _TOGETHER * 2 * wide + 10 * _LINE
+        """Numbers that a row takes while it is computed, and all rows together."""
         self._sum = wide // size * (size + 2)
         key = rope.dims, rope.base, rope.scale
         self._angles = angles.setdefault(key, _Angles(*key))
 
     def proved(self, layer: Any) -> bool:
         """Whether it computes what the layer computes."""
-        shape, cache = (1, _PROVED.length, int(self._sizes[0])), FullAttentionCache(KVCache())
-        x = mx.random.normal(shape, key=mx.random.key(0))
+        cache = FullAttentionCache(KVCache())
         cache.prepare(_PROVED)
-        try:
-            right = layer(x, "causal", None)
-        except (TypeError, ValueError, AttributeError):
-            return False
-        found = self(x, 0, [cache], [None])
-        return bool(mx.allclose(found, right, _TOLERANCE, _TOLERANCE).item())
+        x = mx.random.normal((1, _PROVED.length, self._hidden), key=mx.random.key(0))
+        found = self(x, "causal", cache)
+        return found is not None and bool(mx.allclose(found, layer(x, "causal", None), _TOLERANCE, _TOLERANCE).item())
 
-    def parts(
-        self, x: mx.array, mask: MaskKind, cache: Any
-    ) -> "tuple[Sequence[FullAttentionCache], list[npt.NDArray[np.bool_] | None]] | None":
-        """The cache of each sequence and what its rows see, None where that is what is before them. None in place of
-        all: another form of them."""
-        parts: Sequence[Any] = cache.parts if isinstance(cache, JointCache) else [cache]
-        if x.shape[1] > MOST_ROWS or x.dtype != mx.float32 or any(not _fits(part) for part in parts):
+    def __call__(self, x: mx.array, mask: MaskKind, cache: Any) -> mx.array | None:
+        """None for rows, masks or caches of another form."""
+        joint = isinstance(cache, JointCache)
+        parts: Sequence[Any] = cache.parts if joint else [cache]
+        if x.dtype != mx.float32 or any(type(part) is not FullAttentionCache or not part.plain for part in parts):
             return None
-        given = [part.make_mask(part.forward.length) for part in parts] if len(parts) > 1 else [mask]
-        masks = [as_numpy(each) if isinstance(each, mx.array) else None for each in given]
-        if any(seen is not None and seen.dtype != np.bool_ for seen in masks):
-            return None
-        return parts, masks
-
-    def __call__(
-        self,
-        x: mx.array,
-        offset: int | TreePositions,
-        parts: Sequence[FullAttentionCache],
-        masks: Sequence[npt.NDArray[np.bool_] | None],
-    ) -> mx.array:
-        table: list[int] = []
+        places: list[int] = []
         held: list[object] = []
         rows, sums = x.shape[1], 0
-        for part, mask in zip(parts, masks, strict=True):
+        for part in parts:
             begin, length = part.forward.begin, part.forward.length
+            given = part.make_mask(length) if joint else mask
+            seen = as_numpy(given) if isinstance(given, mx.array) else None
+            if seen is not None and seen.dtype != np.bool_:
+                return None
             keys, values = map(as_numpy, part.room(self._form))
-            seen = 0 if mask is None else mask.ctypes.data
-            table += [keys.ctypes.data, values.ctypes.data, keys.strides[1] // 4, begin, length, seen]
-            sums = max(sums, length * -(-(begin + length) // _KEYS) * self._sum + begin + length)
-            held += keys, values
-        places, angles, given = np.array(table), self._angles.of(offset, rows), as_numpy(x)
-        scratch, out = np.empty(rows * self._row + sums + 16 * _LINE, np.float32), np.empty(x.shape, np.float32)
-        inputs = given.ctypes.data, angles.ctypes.data, rows, places.ctypes.data
+            places += [keys.ctypes.data, values.ctypes.data, keys.strides[1] // 4, begin, length]
+            places.append(0 if seen is None else seen.ctypes.data)
+            sums = max(sums, min(length, _TOGETHER) * -(-(begin + length) // _KEYS) * self._sum + begin + length)
+            held += keys, values, seen
+        table, angles, given = np.array(places), self._angles.of(cache.offset, rows), as_numpy(x)
+        scratch = np.empty(rows * self._row + self._together + sums, np.float32)
+        out = np.empty(x.shape, np.float32)
+        inputs = given.ctypes.data, angles.ctypes.data, rows, table.ctypes.data
         self._kernel(*self._given, *inputs, scratch.ctypes.data, out.ctypes.data)
         return mx.array(out)
-
-
-def _fits(cache: Any) -> bool:
-    return type(cache) is FullAttentionCache and cache.plain
 
 
 class _Angles:
@@ -166,8 +143,11 @@ class _Angles:
         return self._last[1]
 
     def _reach(self, positions: int) -> None:
-        while len(self._found) < positions:
-            begin, dims = self._found.shape
-            ones = mx.broadcast_to(mx.arange(dims) < dims // 2, (1, 1, _ANGLES, dims)).astype(mx.float32)
-            more = ROPE(ones, dims, traditional=False, base=self._base, scale=self._scale, offset=begin)
-            self._found = np.concatenate([self._found, as_numpy(more)[0, 0]])
+        """In steps, since most forwards go on by a few positions."""
+        begin, dims = self._found.shape
+        if begin < positions:
+            count = -(-positions // _KEYS) * _KEYS - begin
+            # A pair (1, 0) becomes a cosine and a sine.
+            pairs = mx.broadcast_to(mx.arange(dims) < dims // 2, (1, 1, count, dims)).astype(mx.float32)
+            turned = mx.fast.rope(pairs, dims, traditional=False, base=self._base, scale=self._scale, offset=begin)
+            self._found = np.concatenate([self._found, as_numpy(turned)[0, 0]])

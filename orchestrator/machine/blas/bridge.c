@@ -296,8 +296,8 @@ INLINE float exponentials(float *x, int count, float *largest) {
 }
 
 /* gate := gate / (1 + e^-gate) * up, of whole lines. */
-INLINE void gated(float *gate, const float *up, int count) {
-    for (int i = 0; i < count; i += LANES) {
+INLINE void gated(float *gate, const float *up, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES) {
         Lanes g = *(Lanes *)(gate + i), e = exponential(-larger(g, -g)), one = e * 0 + 1;
         Bits negative = (Bits)(g < 0);
         Lanes above = (Lanes)(((Bits)e & negative) | ((Bits)one & ~negative));
@@ -306,7 +306,7 @@ INLINE void gated(float *gate, const float *up, int count) {
 }
 
 typedef float Exponentials(float *x, int count, float *largest);
-typedef void Gated(float *gate, const float *up, int count);
+typedef void Gated(float *gate, const float *up, int64_t count);
 typedef struct {
     Part *part;
     Exponentials *exponentials;
@@ -323,12 +323,12 @@ FOR_AVX512 void part_avx512(const Product *p, int first, int last) {
     part(p, first, last, (Way){4, 4, 4, 4, MOST_STRIPS, 0});
 }
 FOR_AVX512 float exponentials_avx512(float *x, int count, float *largest) { return exponentials(x, count, largest); }
-FOR_AVX512 void gated_avx512(float *gate, const float *up, int count) { gated(gate, up, count); }
+FOR_AVX512 void gated_avx512(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
 static const Kernels avx512 = {part_avx512, exponentials_avx512, gated_avx512};
 
 FOR_AVX2 void part_avx2(const Product *p, int first, int last) { part(p, first, last, (Way){3, 2, 6, 1, 4, 1}); }
 FOR_AVX2 float exponentials_avx2(float *x, int count, float *largest) { return exponentials(x, count, largest); }
-FOR_AVX2 void gated_avx2(float *gate, const float *up, int count) { gated(gate, up, count); }
+FOR_AVX2 void gated_avx2(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
 static const Kernels avx2 = {part_avx2, exponentials_avx2, gated_avx2};
 
 FOR_AVX2 enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
@@ -351,7 +351,7 @@ static const Kernels *best_kernels(void) {
 #else
 static void part_neon(const Product *p, int first, int last) { part(p, first, last, (Way){2, 2, 2, 2, 0, 0}); }
 static float exponentials_neon(float *x, int count, float *largest) { return exponentials(x, count, largest); }
-static void gated_neon(float *gate, const float *up, int count) { gated(gate, up, count); }
+static void gated_neon(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
 static const Kernels neon = {part_neon, exponentials_neon, gated_neon};
 static enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
     return narrow_form(from, count, narrow);
@@ -486,15 +486,24 @@ static void products_chunk(const void *work, int number) {
     known_kernels()->part(product, first, last < product->n ? last : product->n);
 }
 
-/* Threads share the columns of all these products. */
+static void multiply_many_rows(const Product *p) {
+    scipy_cblas_sgemm64_(ROW_MAJOR, AS_IT_IS, TRANSPOSED, p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta,
+                         p->c, p->ldc);
+}
+
+/* Threads share the columns of all these products, which have the same rows. */
 static void multiply(Product *products, int count) {
     int chunks = 0;
     int64_t numbers = 0;
     for (int i = 0; i < count; i++) {
+        if (products[i].m > MOST_ROWS) {
+            multiply_many_rows(products + i);
+            continue;
+        }
         if (products[i].transposed) find_narrow(products + i);
         chunks += columns_of(products + i), numbers += (int64_t)products[i].n * products[i].k;
     }
-    compute(products, products_chunk, chunks, numbers);
+    if (chunks) compute(products, products_chunk, chunks, numbers);
 }
 
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
@@ -632,57 +641,65 @@ static float *taken(float **scratch, int64_t numbers) {
     return begin;
 }
 
-/* Rows of one sequence, `rows` of them. Their keys and values go behind the first `begin` ones, which they see too. */
+/* Rows of one sequence. Their keys and values go behind the first `begin` ones, which they see too. */
 typedef struct {
     float *keys, *values; /* (groups, slots, size), the groups `distance` numbers apart */
     int64_t distance, begin, rows;
     const uint8_t *seen; /* (rows, begin + rows); NULL: each row sees those before it. */
 } Rows;
+enum { TOGETHER = 64 }; /* Rows that attend at once: each has partial sums. */
+
+/* out (heads * size a row) = attention(turned q, turned k, v). `turned` has the room of TOGETHER such rows, `found` too. */
+static void attend_rows(const Rows *r, const int32_t *sizes, float scale, const float *turns, const float *q,
+                        const float *k, const float *v, float *turned, float *found, float *scratch, float *out) {
+    const int heads = sizes[1], groups = sizes[2], size = sizes[3], all = r->begin + r->rows;
+    for (int row = 0; row < r->rows; row++)
+        for (int group = 0; group < groups; group++) {
+            const int64_t from = ((int64_t)row * groups + group) * size;
+            const int64_t to = group * r->distance + (r->begin + row) * size;
+            turn(k + from, turns + row * size, size, r->keys + to);
+            for (int i = 0; i < size; i++) r->values[to + i] = v[from + i];
+        }
+    for (int begin = 0, rows; begin < r->rows; begin += rows) {
+        rows = r->rows - begin < TOGETHER ? r->rows - begin : TOGETHER;
+        for (int head = 0; head < heads; head++)
+            for (int row = 0; row < rows; row++)
+                turn(q + ((int64_t)(begin + row) * heads + head) * size, turns + (begin + row) * size, size,
+                     turned + (head * rows + row) * size);
+        attend((Attention){turned, r->keys, r->values, r->seen ? r->seen + (int64_t)begin * all : 0, 0, r->distance, size,
+                           r->distance, size, 0, all, heads, groups, rows, r->seen ? all : r->begin + begin + rows, size,
+                           size, !r->seen, scale, scratch, 0, 0}, found);
+        for (int head = 0; head < heads; head++)
+            for (int row = 0; row < rows; row++)
+                for (int i = 0; i < size; i++)
+                    out[((int64_t)(begin + row) * heads + head) * size + i] = found[(head * rows + row) * size + i];
+    }
+}
 
 /* out (rows, hidden) = h + D (silu(G m) * U m), where m = norm(h), h = x + O attention(turned Q n, turned K n, V n) and
  * n = norm(x): a layer as Llama's. `weights`: of the first norm, Q, K, V, O, of the second norm, G, U, D. `numbers`:
  * what both norms add, and the scale of scores. `sizes`: of a row, heads, groups, of a head, and of G n. Those of a row,
- * of a head and of G n are whole lines. `turns`: (rows, size). At most MOST_ROWS rows; a row does not depend on those
- * beside it. */
+ * of a head and of G n are whole lines. `turns`: (rows, size). Up to MOST_ROWS, a row does not depend on those beside
+ * it. */
 void bridge_layer(const float *const *weights, const float *numbers, const int32_t *sizes, const float *x,
                   const float *turns, int rows, const Rows *parts, float *scratch, float *out) {
-    const int hidden = sizes[0], heads = sizes[1], groups = sizes[2], size = sizes[3], inner = sizes[4];
-    const int wide = heads * size, narrow = groups * size;
+    const int hidden = sizes[0], size = sizes[3], inner = sizes[4], wide = sizes[1] * size, narrow = sizes[2] * size;
     scratch = (float *)(((uintptr_t)scratch + 4 * LANES - 1) & -(uintptr_t)(4 * LANES));
     float *n = taken(&scratch, (int64_t)rows * hidden), *q = taken(&scratch, (int64_t)rows * wide);
     float *k = taken(&scratch, (int64_t)rows * narrow), *v = taken(&scratch, (int64_t)rows * narrow);
-    float *turned = taken(&scratch, (int64_t)rows * wide), *attended = taken(&scratch, (int64_t)rows * wide);
     float *gate = taken(&scratch, (int64_t)rows * inner), *up = taken(&scratch, (int64_t)rows * inner);
+    float *turned = taken(&scratch, TOGETHER * wide), *found = taken(&scratch, TOGETHER * wide);
 #define PRODUCT(a, b, c, n, k, beta) (Product){a, b, 0, c, k, k, n, rows, n, k, 1, SINGLE, 1, beta}
     normalise(x, weights[0], rows, hidden, numbers[0], n);
     multiply((Product[]){PRODUCT(n, weights[1], q, wide, hidden, 0), PRODUCT(n, weights[2], k, narrow, hidden, 0),
                          PRODUCT(n, weights[3], v, narrow, hidden, 0)}, 3);
-    for (int first = 0; first < rows; first += parts->rows, parts++) {
-        float *queries = turned + first * wide, *found = attended + first * wide;
-        for (int row = 0; row < parts->rows; row++) {
-            const float *angles = turns + (first + row) * size;
-            const int64_t slot = (parts->begin + row) * size;
-            for (int head = 0; head < heads; head++)
-                turn(q + (first + row) * wide + head * size, angles, size, queries + (head * parts->rows + row) * size);
-            for (int group = 0; group < groups; group++) {
-                turn(k + (first + row) * narrow + group * size, angles, size,
-                     parts->keys + group * parts->distance + slot);
-                for (int i = 0; i < size; i++)
-                    parts->values[group * parts->distance + slot + i] = v[(first + row) * narrow + group * size + i];
-            }
-        }
-        const int all = parts->begin + parts->rows;
-        attend((Attention){queries, parts->keys, parts->values, parts->seen, 0, parts->distance, size, parts->distance,
-                           size, 0, all, heads, groups, parts->rows, all, size, size, !parts->seen, numbers[2], scratch,
-                           0, 0}, found);
-        for (int head = 0; head < heads; head++)
-            for (int row = 0; row < parts->rows; row++, found += size)
-                for (int i = 0; i < size; i++) q[(first + row) * wide + head * size + i] = found[i];
-    }
-    for (int i = 0; i < rows * hidden; i++) out[i] = x[i];
+    for (int64_t row = 0; row < rows; row += parts->rows, parts++)
+        attend_rows(parts, sizes, numbers[2], turns + row * size, q + row * wide, k + row * narrow, v + row * narrow,
+                    turned, found, scratch, q + row * wide);
+    for (int64_t i = 0; i < (int64_t)rows * hidden; i++) out[i] = x[i];
     multiply(&PRODUCT(q, weights[4], out, hidden, wide, 1), 1);
     normalise(out, weights[5], rows, hidden, numbers[1], n);
     multiply((Product[]){PRODUCT(n, weights[6], gate, inner, hidden, 0), PRODUCT(n, weights[7], up, inner, hidden, 0)}, 2);
-    known_kernels()->gated(gate, up, rows * inner);
+    known_kernels()->gated(gate, up, (int64_t)rows * inner);
     multiply(&PRODUCT(gate, weights[8], out, hidden, inner, 1), 1);
 }
