@@ -17,6 +17,7 @@ from protocol.inference.joint_forward import ForwardPart, evaluate_together
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.inference.whole_layers import _Layer
+from target_worker.disk_cache.snapshot import CHUNK, Snapshot
 from tests.support.paths import ROOT
 
 _PRELOADED = "bridge-" in os.environ.get("LD_PRELOAD", "")
@@ -123,9 +124,12 @@ def test_a_tree_row_sees_its_path():
 @_HAS
 def test_copies_stay_as_they_are_when_their_original_goes_on():
     made = model()
-    sequence = begun(made, 256)
-    copied, exported = sequence.copy(256), [rows.copy() for rows in sequence.export(0, 256)[0]]
-    sequence.truncate(200)
-    chained(sequence, 200, 4)
+    sequence = begun(made, CHUNK)
+    copied, kept = sequence.copy(CHUNK), Snapshot(sequence, 0, ()).chunk(0)
+    right = [rows.copy() for rows in sequence.export(0, CHUNK)[0]]
+    mx.eval(kept.arrays)
+    sequence.truncate(CHUNK - 50)
+    chained(sequence, CHUNK - 48, 4)
 
-    assert all(np.array_equal(*rows) for rows in zip(copied.export(0, 256)[0], exported, strict=True))
+    assert all(np.array_equal(*rows) for rows in zip(copied.export(0, CHUNK)[0], right, strict=True))
+    assert all(np.array_equal(kept.arrays[f"{layer}.keys"][0], rows) for layer, rows in enumerate(right))
