@@ -54,9 +54,9 @@ def compute_layers_whole(network: Any) -> None:
 def _replace(layer: nn.Module, whole: "_Layer") -> None:
     kind: Any = type(layer)
 
-    def call(self: Any, x: mx.array, mask: MaskKind = None, cache: Any = None) -> mx.array:
-        found = whole(x, mask, cache)
-        return kind.__call__(self, x, mask, cache) if found is None else found
+    def call(self: Any, x: mx.array, mask: MaskKind = None, cache: Any = None, **others: Any) -> mx.array:
+        found = None if others else whole(x, mask, cache)
+        return kind.__call__(self, x, mask, cache, **others) if found is None else found
 
     # Others look a layer's code up by the name of its module.
     layer.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
@@ -67,7 +67,8 @@ class _Layer:
         """`angles`: of the ropes of all layers. Raises an error for a layer of another form."""
         attention, rope = layer.self_attn, layer.self_attn.rope
         modules: list[Any] = [reduce(getattr, name.split("."), layer) for name in _WEIGHTS]
-        if any(not isinstance(each, nn.Linear | nn.RMSNorm) or len(each) > 1 for each in modules):
+        simple = all(isinstance(each, nn.Linear | nn.RMSNorm) and len(each) == 1 for each in modules)
+        if not simple or not isinstance(rope, nn.RoPE):
             raise TypeError("it has other parts")
         weights: list[_Floats] = [as_numpy(each.weight) for each in modules]
         (wide, hidden), narrow, inner = weights[1].shape, len(weights[2]), len(weights[6])
@@ -101,20 +102,24 @@ class _Layer:
         parts: Sequence[Any] = cache.parts if joint else [cache]
         if x.dtype != mx.float32 or any(type(part) is not FullAttentionCache or not part.plain for part in parts):
             return None
-        places: list[int] = []
-        held: list[object] = []
-        rows, sums = x.shape[1], 0
+        rows, sums, places = x.shape[1], 0, list[int]()
+        if x.shape[0] != 1 or sum(part.forward.length for part in parts) != rows:
+            return None
+        held: list[npt.NDArray[Any]] = []
         for part in parts:
             begin, length = part.forward.begin, part.forward.length
-            given = part.make_mask(length) if joint else mask
-            seen = as_numpy(given) if isinstance(given, mx.array) else None
-            if seen is not None and seen.dtype != np.bool_:
+            given, end = part.make_mask(length) if joint else mask, begin + length
+            found = [as_numpy(array) for array in part.room(self._form)]
+            places += [*(array.ctypes.data for array in found), found[0].strides[1] // 4, begin, length, 0]
+            if isinstance(given, mx.array):
+                found.append(as_numpy(given))
+                places[-1] = found[-1].ctypes.data
+                if found[-1].dtype != np.bool_ or found[-1].shape != (length, end):
+                    return None
+            if any(not array.flags.c_contiguous for array in found):
                 return None
-            keys, values = map(as_numpy, part.room(self._form))
-            places += [keys.ctypes.data, values.ctypes.data, keys.strides[1] // 4, begin, length]
-            places.append(0 if seen is None else seen.ctypes.data)
-            sums = max(sums, min(length, _TOGETHER) * -(-(begin + length) // _KEYS) * self._sum + begin + length)
-            held += keys, values, seen
+            sums = max(sums, min(length, _TOGETHER) * -(-end // _KEYS) * self._sum + end)
+            held += found
         table, angles, given = np.array(places), self._angles.of(cache.offset, rows), as_numpy(x)
         scratch = np.empty(rows * self._row + self._together + sums, np.float32)
         out = np.empty(x.shape, np.float32)

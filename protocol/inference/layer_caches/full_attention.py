@@ -161,8 +161,8 @@ class FullAttentionCache(RowCache):
 
     @property
     def plain(self) -> bool:
-        """Whether rows are stored as the model computes them."""
-        return isinstance(self._encoding, PlainRows)
+        """Whether rows are stored as they are, in 32 bits."""
+        return isinstance(self._encoding, PlainRows) and (not self._keys or self._keys[0].dtype == mx.float32)
 
     def room(self, form: RowForm) -> tuple[mx.array, mx.array]:
         """Keys and values, in each of which the caller writes the rows of the forward in place: `plain` ones."""
