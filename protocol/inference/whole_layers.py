@@ -29,7 +29,6 @@ _WEIGHTS = (
 """In the order of `bridge_layer`."""
 _LINE, _KEYS, _TOGETHER = 16, 256, 64
 """Numbers of a vector, keys of a partial sum and rows that attend at once in the library."""
-_PROVED = ForwardShape(0, 3, mask="causal")
 _TOLERANCE = 1e-3
 
 
@@ -39,11 +38,11 @@ def compute_layers_whole(network: Any) -> None:
     if mx.default_device() != mx.Device(mx.cpu) or attention_kernel() is None:
         return
     kernel = ctypes.CDLL(None).bridge_layer
-    kernel.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int, *[ctypes.c_void_p] * 3]
-    angles: dict[tuple[object, ...], _Angles] = {}
+    kernel.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int, *[ctypes.c_void_p] * 2]
+    forms: dict[tuple[Any, ...], _Form] = {}
     for layer in modules_of(network):
         try:
-            whole = _Layer(layer, kernel, angles)
+            whole = _Layer(layer, kernel, forms)
             if not whole.proved(layer):
                 continue
         except (AttributeError, TypeError, ValueError):
@@ -63,96 +62,117 @@ def _replace(layer: nn.Module, whole: "_Layer") -> None:
 
 
 class _Layer:
-    def __init__(self, layer: Any, kernel: Callable[..., None], angles: "dict[tuple[object, ...], _Angles]") -> None:
-        """`angles`: of the ropes of all layers. Raises an error for a layer of another form."""
+    def __init__(self, layer: Any, kernel: Callable[..., None], forms: "dict[tuple[Any, ...], _Form]") -> None:
+        """`forms`: of all layers. Raises an error for a layer of another form."""
         attention, rope = layer.self_attn, layer.self_attn.rope
         modules: list[Any] = [reduce(getattr, name.split("."), layer) for name in _WEIGHTS]
         simple = all(isinstance(each, nn.Linear | nn.RMSNorm) and len(each) == 1 for each in modules)
         if not simple or not isinstance(rope, nn.RoPE):
             raise TypeError("it has other parts")
         weights: list[_Floats] = [as_numpy(each.weight) for each in modules]
-        (wide, hidden), narrow, inner = weights[1].shape, len(weights[2]), len(weights[6])
-        self._form = RowForm(attention.n_kv_heads, narrow // attention.n_kv_heads, mx.float32)
-        size = self._form.size
+        (wide, hidden), narrow, inner, groups = weights[1].shape, len(weights[2]), len(weights[6]), attention.n_kv_heads
+        size = narrow // groups
         lines = not any(each % _LINE for each in (hidden, size, inner))
         if not lines or rope.traditional or rope.dims != size or any(each.dtype != np.float32 for each in weights):
             raise ValueError("it has other sizes")
         places = np.array([each.ctypes.data for each in weights])
         numbers = np.array([modules[0].eps, modules[5].eps, attention.scale], np.float32)
-        sizes = np.array((hidden, wide // size, self._form.heads, size, inner), np.int32)
-        self._kernel, self._held, self._hidden = kernel, (weights, places, numbers, sizes), int(hidden)
-        self._given = places.ctypes.data, numbers.ctypes.data, sizes.ctypes.data
-        self._row, self._together = hidden + wide + 2 * narrow + 2 * inner, _TOGETHER * 2 * wide + 10 * _LINE
-        """Numbers that a row takes while it is computed, and all rows together."""
-        self._sum = wide // size * (size + 2)
-        key = rope.dims, rope.base, rope.scale
-        self._angles = angles.setdefault(key, _Angles(*key))
+        key = hidden, wide // size, groups, size, inner, rope.base, rope.scale
+        self._form = forms.setdefault(key, _Form(*key))
+        self._kernel, self._held = kernel, (weights, places, numbers)
+        self._given = places.ctypes.data, numbers.ctypes.data, self._form.sizes.ctypes.data
 
     def proved(self, layer: Any) -> bool:
         """Whether it computes what the layer computes."""
         cache = FullAttentionCache(KVCache())
-        cache.prepare(_PROVED)
-        x = mx.random.normal((1, _PROVED.length, self._hidden), key=mx.random.key(0))
+        cache.prepare(ForwardShape(0, 3, mask="causal"))
+        x = mx.random.normal((1, 3, int(self._form.sizes[0])), key=mx.random.key(0))
         found = self(x, "causal", cache)
         return found is not None and bool(mx.allclose(found, layer(x, "causal", None), _TOLERANCE, _TOLERANCE).item())
 
     def __call__(self, x: mx.array, mask: MaskKind, cache: Any) -> mx.array | None:
         """None for rows, masks or caches of another form."""
-        joint = isinstance(cache, JointCache)
-        parts: Sequence[Any] = cache.parts if joint else [cache]
-        if x.dtype != mx.float32 or any(type(part) is not FullAttentionCache or not part.plain for part in parts):
+        parts: Sequence[Any] = cache.parts if isinstance(cache, JointCache) else (cache,)
+        if any(type(part) is not FullAttentionCache or not part.plain for part in parts):
             return None
-        rows, sums, places = x.shape[1], 0, list[int]()
-        if x.shape[0] != 1 or sum(part.forward.length for part in parts) != rows:
+        forward = self._form.forward(x, mask, parts, cache.offset)
+        if forward is None:
             return None
-        held: list[npt.NDArray[Any]] = []
+        for row, part in zip(forward.table, parts, strict=True):
+            keys, values = map(as_numpy, part.room(self._form.row))
+            row[:3] = keys.ctypes.data, values.ctypes.data, keys.strides[1] // keys.itemsize
+        if x is not forward.last:
+            forward.rows[:] = as_numpy(x)
+        self._kernel(*self._given, *forward.given)
+        forward.last = mx.array(forward.rows)
+        return forward.last
+
+
+class _Forward:
+    """What all layers of one form take in a forward, in memory that they share."""
+
+    last: mx.array | None = None
+    """What the last layer gave, which `rows` are."""
+
+    def __init__(self, rows: _Floats, angles: _Floats, table: list[list[int]], held: list[Any], scratch: int) -> None:
+        """`table`: of each sequence, as `Rows` in bridge.c. `held`: arrays that it names. `scratch`: its numbers."""
+        self.rows, self.table = rows, np.array(table)
+        self._held = angles, held, np.empty(scratch, np.float32)
+        places = (array.ctypes.data for array in (rows, angles, self.table, self._held[2]))
+        x, turns, parts, room = places
+        self.given = x, turns, rows.shape[1], parts, room
+
+
+class _Form:
+    """Sizes and rope that layers have in common, and the forward in progress."""
+
+    def __init__(self, hidden: int, heads: int, groups: int, size: int, inner: int, base: float, scale: float) -> None:
+        self.sizes = np.array((hidden, heads, groups, size, inner), np.int32)
+        self.row = RowForm(groups, size, mx.float32)
+        self._base, self._scale = base, scale
+        self._angles = np.empty((0, size), np.float32)
+        """By position: cosines and sines as MLX computes them."""
+        self._key: tuple[Any, ...] = ()
+        self._forward: _Forward | None = None
+
+    def forward(
+        self, x: mx.array, mask: MaskKind, parts: Sequence[FullAttentionCache], offset: int | TreePositions
+    ) -> _Forward | None:
+        key = (mask, *(part.forward for part in parts))
+        if len(key) != len(self._key) or any(own is not other for own, other in zip(key, self._key, strict=True)):
+            self._key, self._forward = key, self._begun(x, mask, parts, offset)
+        return self._forward
+
+    def _begun(
+        self, x: mx.array, mask: MaskKind, parts: Sequence[FullAttentionCache], offset: int | TreePositions
+    ) -> _Forward | None:
+        batch, rows, hidden = x.shape
+        if batch != 1 or x.dtype != mx.float32 or sum(part.forward.length for part in parts) != rows:
+            return None
+        _, heads, groups, size, inner = self.sizes.tolist()
+        table, held, sums = list[list[int]](), list[Any](), 0
         for part in parts:
             begin, length = part.forward.begin, part.forward.length
-            given, end = part.make_mask(length) if joint else mask, begin + length
-            found = [as_numpy(array) for array in part.room(self._form)]
-            places += [*(array.ctypes.data for array in found), found[0].strides[1] // 4, begin, length, 0]
+            given, end, seen = part.make_mask(length) if len(parts) > 1 else mask, begin + length, 0
             if isinstance(given, mx.array):
-                found.append(as_numpy(given))
-                places[-1] = found[-1].ctypes.data
-                if found[-1].dtype != np.bool_ or found[-1].shape != (length, end):
+                held.append(np.ascontiguousarray(as_numpy(given)))
+                seen = held[-1].ctypes.data
+                if held[-1].dtype != np.bool_ or held[-1].shape != (length, end):
                     return None
-            if any(not array.flags.c_contiguous for array in found):
-                return None
-            sums = max(sums, min(length, _TOGETHER) * -(-end // _KEYS) * self._sum + end)
-            held += found
-        table, angles, given = np.array(places), self._angles.of(cache.offset, rows), as_numpy(x)
-        scratch = np.empty(rows * self._row + self._together + sums, np.float32)
-        out = np.empty(x.shape, np.float32)
-        inputs = given.ctypes.data, angles.ctypes.data, rows, table.ctypes.data
-        self._kernel(*self._given, *inputs, scratch.ctypes.data, out.ctypes.data)
-        return mx.array(out)
+            table.append([0, 0, 0, begin, length, seen])
+            sums = max(sums, min(length, _TOGETHER) * -(-end // _KEYS) * heads * (size + 2) + end)
+        a_row, together = hidden + (heads + 2 * groups) * size + 2 * inner, _TOGETHER * 2 * heads * size
+        scratch = rows * a_row + together + sums + 10 * _LINE
+        return _Forward(np.empty(x.shape, np.float32), self._turns(offset, rows), table, held, scratch)
 
-
-class _Angles:
-    """Cosines and sines of a rope's positions, as MLX computes them."""
-
-    def __init__(self, dims: int, base: float, scale: float) -> None:
-        self._base, self._scale = base, scale
-        self._found = np.empty((0, dims), np.float32)
-        self._last: tuple[mx.array | None, _Floats] = None, self._found
-
-    def of(self, offset: int | TreePositions, rows: int) -> _Floats:
-        """(rows, dims)."""
-        if isinstance(offset, int):
-            self._reach(offset + rows)
-            return self._found[offset : offset + rows]
-        if offset.positions is not self._last[0]:
-            positions = as_numpy(offset.positions)
-            self._reach(int(positions.max()) + 1)
-            self._last = offset.positions, self._found[positions]
-        return self._last[1]
-
-    def _reach(self, positions: int) -> None:
-        """In steps, since most forwards go on by a few positions."""
-        begin, dims = self._found.shape
-        if begin < positions:
-            count = -(-positions // _KEYS) * _KEYS - begin
+    def _turns(self, offset: int | TreePositions, rows: int) -> _Floats:
+        """(rows, size)."""
+        positions = np.arange(offset, offset + rows) if isinstance(offset, int) else as_numpy(offset.positions)
+        begin, size = self._angles.shape
+        count = -(-(int(positions.max()) + 1) // _KEYS) * _KEYS - begin
+        if count > 0:
             # A pair (1, 0) becomes a cosine and a sine.
-            pairs = mx.broadcast_to(mx.arange(dims) < dims // 2, (1, 1, count, dims)).astype(mx.float32)
-            turned = mx.fast.rope(pairs, dims, traditional=False, base=self._base, scale=self._scale, offset=begin)
-            self._found = np.concatenate([self._found, as_numpy(turned)[0, 0]])
+            pairs = mx.broadcast_to(mx.arange(size) < size // 2, (1, 1, count, size)).astype(mx.float32)
+            turned = mx.fast.rope(pairs, size, traditional=False, base=self._base, scale=self._scale, offset=begin)
+            self._angles = np.concatenate([self._angles, as_numpy(turned)[0, 0]])
+        return self._angles[positions]

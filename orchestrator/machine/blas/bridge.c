@@ -676,13 +676,13 @@ static void attend_rows(const Rows *r, const int32_t *sizes, float scale, const 
     }
 }
 
-/* out (rows, hidden) = h + D (silu(G m) * U m), where m = norm(h), h = x + O attention(turned Q n, turned K n, V n) and
+/* x (rows, hidden) := h + D (silu(G m) * U m), where m = norm(h), h = x + O attention(turned Q n, turned K n, V n) and
  * n = norm(x): a layer as Llama's. `weights`: of the first norm, Q, K, V, O, of the second norm, G, U, D. `numbers`:
  * what both norms add, and the scale of scores. `sizes`: of a row, heads, groups, of a head, and of G n. Those of a row,
  * of a head and of G n are whole lines. `turns`: (rows, size). Up to MOST_ROWS, a row does not depend on those beside
  * it. */
-void bridge_layer(const float *const *weights, const float *numbers, const int32_t *sizes, const float *x,
-                  const float *turns, int rows, const Rows *parts, float *scratch, float *out) {
+void bridge_layer(const float *const *weights, const float *numbers, const int32_t *sizes, float *x, const float *turns,
+                  int rows, const Rows *parts, float *scratch) {
     const int hidden = sizes[0], size = sizes[3], inner = sizes[4], wide = sizes[1] * size, narrow = sizes[2] * size;
     scratch = (float *)(((uintptr_t)scratch + 4 * LANES - 1) & -(uintptr_t)(4 * LANES));
     float *n = taken(&scratch, (int64_t)rows * hidden), *q = taken(&scratch, (int64_t)rows * wide);
@@ -696,10 +696,9 @@ void bridge_layer(const float *const *weights, const float *numbers, const int32
     for (int64_t row = 0; row < rows; row += parts->rows, parts++)
         attend_rows(parts, sizes, numbers[2], turns + row * size, q + row * wide, k + row * narrow, v + row * narrow,
                     turned, found, scratch, q + row * wide);
-    for (int64_t i = 0; i < (int64_t)rows * hidden; i++) out[i] = x[i];
-    multiply(&PRODUCT(q, weights[4], out, hidden, wide, 1), 1);
-    normalise(out, weights[5], rows, hidden, numbers[1], n);
+    multiply(&PRODUCT(q, weights[4], x, hidden, wide, 1), 1);
+    normalise(x, weights[5], rows, hidden, numbers[1], n);
     multiply((Product[]){PRODUCT(n, weights[6], gate, inner, hidden, 0), PRODUCT(n, weights[7], up, inner, hidden, 0)}, 2);
     known_kernels()->gated(gate, up, (int64_t)rows * inner);
-    multiply(&PRODUCT(gate, weights[8], out, hidden, inner, 1), 1);
+    multiply(&PRODUCT(gate, weights[8], x, hidden, inner, 1), 1);
 }
