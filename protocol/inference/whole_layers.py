@@ -118,8 +118,7 @@ class _Forward:
         """`table`: of each sequence, as `Rows` in bridge.c. `held`: arrays that it names. `scratch`: its numbers."""
         self.rows, self.table = rows, np.array(table)
         self._held = angles, held, np.empty(scratch, np.float32)
-        places = (array.ctypes.data for array in (rows, angles, self.table, self._held[2]))
-        x, turns, parts, room = places
+        x, turns, parts, room = (array.ctypes.data for array in (rows, angles, self.table, self._held[2]))
         self.given = x, turns, rows.shape[1], parts, room
 
 
@@ -153,7 +152,7 @@ class _Form:
         table, held, sums = list[list[int]](), list[Any](), 0
         for part in parts:
             begin, length = part.forward.begin, part.forward.length
-            given, end, seen = part.make_mask(length) if len(parts) > 1 else mask, begin + length, 0
+            given, end, seen = part.make_mask(length) if mask is None else mask, begin + length, 0
             if isinstance(given, mx.array):
                 held.append(np.ascontiguousarray(as_numpy(given)))
                 seen = held[-1].ctypes.data

@@ -116,6 +116,8 @@ def test_a_row_does_not_depend_on_those_beside_it(begin: int):
 def test_a_tree_row_sees_its_path():
     made = model()
     tree = np.array(begun(made, 250).evaluate([5, 6, 7, 8, 9], [-1, 0, 0, 1, 2]))
+    [joint] = evaluate_together(made.network, [ForwardPart(begun(made, 250), [5, 6, 7, 8, 9], [-1, 0, 0, 1, 2])])
+    assert np.array_equal(np.array(joint), tree)
     for path, row in (([5], 0), ([5, 6], 1), ([5, 7], 2), ([5, 6, 8], 3), ([5, 7, 9], 4)):
         alone = begun(made, 250).evaluate(path, [-1, *range(len(path) - 1)])[-1]
         assert np.allclose(tree[row], np.array(alone), rtol=1e-4, atol=1e-4), path
