@@ -95,7 +95,7 @@ class JointCache:
     def __init__(self, parts: Sequence[RowCache], lengths: Sequence[int], positions: mx.array) -> None:
         self.offset = TreePositions(positions)
         """Only a language model's rope can read it."""
-        self._parts = parts
+        self.parts = parts
         self._lengths = lengths
         self._fetched: list[tuple[Any, Any]] = []
         """Keys and values of each part, after `update_and_fetch`."""
@@ -103,21 +103,21 @@ class JointCache:
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
         """None: every sequence has its own mask. Raises ValueError for a window that the parts don't have themselves:
         only one layer of several is asked for the mask."""
-        if window_size is not None and any(part.window != window_size for part in self._parts):
+        if window_size is not None and any(part.window != window_size for part in self.parts):
             raise ValueError("the window is not that of the cache")
         return None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write (1, heads, L, size) to the cache of each sequence, from which `attend` reads."""
         divided = zip(_divided(keys, self._lengths, 2), _divided(values, self._lengths, 2), strict=True)
-        self._fetched = [part.update_and_fetch(*each) for part, each in zip(self._parts, divided, strict=True)]
+        self._fetched = [part.update_and_fetch(*each) for part, each in zip(self.parts, divided, strict=True)]
         return keys, values
 
     def attend(self, attention: Callable[..., mx.array], queries: mx.array, scale: float, **others: Any) -> mx.array:
         """(1, heads, L, size): every token attends to its own sequence."""
         attended: list[mx.array] = []
         divided = _divided(queries, self._lengths, 2)
-        for part, query, (keys, values) in zip(self._parts, divided, self._fetched, strict=True):
+        for part, query, (keys, values) in zip(self.parts, divided, self._fetched, strict=True):
             mask = part.make_mask(query.shape[2])
             attended.append(attention(query, keys, values, cache=part, scale=scale, mask=mask, **others))
         return mx.concatenate(attended, axis=2)

@@ -29,6 +29,7 @@ from protocol.inference.slots import PREFIX
 from protocol.inference.stored_model import load_network, ready_for_processor
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
+from protocol.inference.whole_layers import compute_layers_whole
 from protocol.messages.base import MAX_CONTEXT, Level
 from protocol.messages.features import Outputs
 
@@ -113,6 +114,7 @@ class LanguageModel:
         _let_positions_through(model)
         let_recurrences_record(model)
         let_latents_be_absorbed(model)
+        compute_layers_whole(model)
         self.level, self.level_reason = self._best_level()
         self._encodings: Encodings = () if kv_bits == UNQUANTIZED else self._quantized(kv_bits)
         sequence = self.sequence()

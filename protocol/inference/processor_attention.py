@@ -1,13 +1,8 @@
-"""Attention and rotary embeddings on a Linux processor: attention by the library that multiplies for MLX, without it
-with numpy's exponentials; angles once in a forward, not by each layer, for queries and for keys.
+"""Attention on a Linux processor: by the library that multiplies for MLX, without it with numpy's exponentials.
 
 MLX 0.32 has vector code for exponentials only with Apple's Accelerate (mlx/backend/cpu/simd). For a prompt of a few
 hundred tokens they take longer than the products of the default target. And it computes the attention of a layer in
 several operations, each of which writes and reads all scores: see `orchestrator/machine/blas/bridge.c`.
-
-Without a GPU `mx.fast.rope` is some twenty operations (mlx/fast.cpp), most of them for cosines and sines that depend on
-positions alone. For a few tokens they take longer than the six that are left. A layer whose rope holds an array of
-frequencies of its own (Llama 3's scaling, YaRN) has angles of its own, for its queries and keys together.
 """
 
 import ctypes
@@ -16,82 +11,13 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from protocol.inference.device import compute
-
-_ROPE = mx.fast.rope
-
-
-class Rotation:
-    """`mx.fast.rope`, to the last bit, for the layers of one forward."""
-
-    def __init__(self) -> None:
-        self._angles: dict[tuple[object, ...], _Angles] = {}
-
-    def __call__(
-        self,
-        a: mx.array,
-        dims: int,
-        *,
-        traditional: bool,
-        base: float | None,
-        scale: float,
-        offset: int | mx.array,
-        freqs: mx.array | None = None,
-        stream: mx.Stream | None = None,
-    ) -> mx.array:
-        """(B, heads, L, size), the first `dims` numbers rotated by the positions from `offset` on: one, or (B,)."""
-        if stream is not None or a.ndim != 4 or a.dtype != mx.float32:
-            return _ROPE(
-                a, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs, stream=stream
-            )
-        length, size = a.shape[2:]
-        place = offset if isinstance(offset, int) else id(offset)
-        key = dims, traditional, base, scale, place, id(freqs), length
-        angles = self._angles.get(key)
-        if angles is None:
-            begins = 1 if isinstance(offset, int) else offset.size
-            ones = mx.broadcast_to(_unit(dims, traditional), (begins, 1, length, dims))
-            turned = _ROPE(ones, dims, traditional=traditional, base=base, scale=scale, offset=offset, freqs=freqs)
-            angles = self._angles[key] = _Angles.of(turned, traditional, (offset, freqs))
-        pairs = mx.unflatten(a if dims == size else a[..., :dims], -1, (-1, 2) if traditional else (2, -1))
-        rotated = mx.flatten(pairs * angles.cosines + _exchanged(pairs, traditional) * angles.sines, -2)
-        return rotated if dims == size else mx.concatenate([rotated, a[..., dims:]], axis=-1)
-
-
-class _Angles(NamedTuple):
-    """What pairs (a, b) of numbers are multiplied with: (B or 1, 1, L, 2, dims / 2), with the last two axes exchanged
-    where pairs are neighbours (`traditional`)."""
-
-    cosines: mx.array
-    """(cos, cos), for (a, b)."""
-    sines: mx.array
-    """(-sin, sin), for (b, a)."""
-    given: tuple[object, ...]
-    """Arrays by whose identity these angles are found: none may be freed before them."""
-
-    @classmethod
-    def of(cls, rotated: mx.array, traditional: bool, given: tuple[object, ...]) -> "_Angles":
-        """From pairs (1, 0), which a rotation makes (cos, sin)."""
-        axis = -1 if traditional else -2
-        cosine, sine = mx.split(mx.unflatten(rotated, -1, (-1, 2) if traditional else (2, -1)), 2, axis)
-        return cls(cosine, mx.concatenate([-sine, sine], axis=axis), given)
-
-
-def _unit(dims: int, traditional: bool) -> mx.array:
-    """(dims,): pairs (1, 0)."""
-    numbers = mx.arange(dims)
-    return mx.where(numbers % 2 == 0 if traditional else numbers < dims // 2, mx.array(1.0), mx.array(0.0))
-
-
-def _exchanged(pairs: mx.array, traditional: bool) -> mx.array:
-    return pairs[..., ::-1] if traditional else pairs[..., ::-1, :]
-
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 
@@ -115,17 +41,16 @@ _STOCK = mx.fast.scaled_dot_product_attention
 
 @contextmanager
 def processor_operations() -> Generator[None]:
-    """For one forward without gradients: where this process computes on a Linux processor, MLX's attention and
-    rotations in float32 are `attention`, whose softmax is no part of MLX's graph, and a `Rotation`."""
+    """For one forward without gradients: where this process computes on a Linux processor, MLX's attention in float32
+    is `attention`, whose softmax is no part of MLX's graph."""
     if sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu):
         yield
         return
-    rope = mx.fast.rope
-    mx.fast.scaled_dot_product_attention, mx.fast.rope = attention, Rotation()
+    mx.fast.scaled_dot_product_attention = attention
     try:
         yield
     finally:
-        mx.fast.scaled_dot_product_attention, mx.fast.rope = _STOCK, rope
+        mx.fast.scaled_dot_product_attention = _STOCK
 
 
 def attention(
@@ -144,7 +69,7 @@ def attention(
     few = length > _ROWS and batch * heads * length * k.shape[2] < _LEAST
     if sinks is not None or stream or few or any(each.dtype != mx.float32 for each in (q, k, v)):
         return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
-    kernel = _kernel()
+    kernel = attention_kernel()
     return _vectors(q, k, v, scale, mask) if kernel is None else _by_library(kernel, q, k, v, scale, mask)
 
 
@@ -152,7 +77,7 @@ _Kernel: TypeAlias = Callable[..., int]
 
 
 @functools.cache
-def _kernel() -> _Kernel | None:
+def attention_kernel() -> _Kernel | None:
     """`bridge_attention`, if this process has it and its processor has vectors."""
     library, pointer = ctypes.CDLL(None), ctypes.c_void_p
     if not hasattr(library, "bridge_attention"):
@@ -175,8 +100,8 @@ def _by_library(
     if given is not None and given.dtype != mx.bool_:
         given = given.astype(mx.float32)
     compute(q, k, v, *([] if given is None else [given]))
-    queries, keys, values = _numpy(q), _numpy(k), _numpy(v)
-    masks = None if given is None else np.broadcast_to(_numpy(given), (batch, heads, length, total))
+    queries, keys, values = as_numpy(q), as_numpy(k), as_numpy(v)
+    masks = None if given is None else np.broadcast_to(as_numpy(given), (batch, heads, length, total))
     spaced = (keys, values, keys if masks is None else masks)
     distances = np.array([each.strides[axis] // each.itemsize for each in spaced for axis in (1, 2)], np.int64)
     result = np.empty((batch, heads, length, size), np.float32)
@@ -198,7 +123,7 @@ def _by_library(
     return mx.array(result)
 
 
-def _numpy(array: mx.array) -> npt.NDArray[Any]:
+def as_numpy(array: mx.array) -> npt.NDArray[Any]:
     """A view, or a copy if its last axis does not lie in one piece."""
     found: Any = array
     view: npt.NDArray[Any] = np.asarray(found)

@@ -275,7 +275,8 @@ def _is_row(name: str) -> bool:
 
 def _own(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     """Copies, which do not keep the arrays in memory of which they are parts; not yet computed."""
-    return {name: mx.contiguous(array) for name, array in arrays.items()}
+    # `mx.contiguous` would return a whole array itself, in which a later forward may write.
+    return {name: mx.take(array, mx.arange(array.shape[2]), axis=2) for name, array in arrays.items()}
 
 
 def _bytes_of(array: mx.array) -> memoryview:

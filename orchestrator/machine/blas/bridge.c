@@ -1,5 +1,5 @@
 /* The matrix product that MLX calls on a Linux processor: this file's own for a few rows, else the OpenBLAS of NumPy's
- * wheels, whose sizes have 64 bits. And attention (`bridge_attention`).
+ * wheels, whose sizes have 64 bits. And attention (`bridge_attention`), and whole layers (`bridge_layer`).
  *
  * A forward over a few tokens multiplies a few rows with each weight matrix. OpenBLAS copies the matrix into its own
  * order first, which takes as long as reading it two more times. Here each weight is read once, for all rows. Each
@@ -295,10 +295,22 @@ INLINE float exponentials(float *x, int count, float *largest) {
     return sum_of(sums);
 }
 
+/* gate := gate / (1 + e^-gate) * up, of whole lines. */
+INLINE void gated(float *gate, const float *up, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        Lanes g = *(Lanes *)(gate + i), e = exponential(-larger(g, -g)), one = e * 0 + 1;
+        Bits negative = (Bits)(g < 0);
+        Lanes above = (Lanes)(((Bits)e & negative) | ((Bits)one & ~negative));
+        *(Lanes *)(gate + i) = g * above / (1 + e) * *(const Lanes *)(up + i);
+    }
+}
+
 typedef float Exponentials(float *x, int count, float *largest);
+typedef void Gated(float *gate, const float *up, int64_t count);
 typedef struct {
     Part *part;
     Exponentials *exponentials;
+    Gated *gated;
 } Kernels; /* For one kind of processor. */
 
 #ifdef __x86_64__
@@ -311,11 +323,13 @@ FOR_AVX512 void part_avx512(const Product *p, int first, int last) {
     part(p, first, last, (Way){4, 4, 4, 4, MOST_STRIPS, 0});
 }
 FOR_AVX512 float exponentials_avx512(float *x, int count, float *largest) { return exponentials(x, count, largest); }
-static const Kernels avx512 = {part_avx512, exponentials_avx512};
+FOR_AVX512 void gated_avx512(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
+static const Kernels avx512 = {part_avx512, exponentials_avx512, gated_avx512};
 
 FOR_AVX2 void part_avx2(const Product *p, int first, int last) { part(p, first, last, (Way){3, 2, 6, 1, 4, 1}); }
 FOR_AVX2 float exponentials_avx2(float *x, int count, float *largest) { return exponentials(x, count, largest); }
-static const Kernels avx2 = {part_avx2, exponentials_avx2};
+FOR_AVX2 void gated_avx2(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
+static const Kernels avx2 = {part_avx2, exponentials_avx2, gated_avx2};
 
 FOR_AVX2 enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
     return narrow_form(from, count, narrow);
@@ -337,7 +351,8 @@ static const Kernels *best_kernels(void) {
 #else
 static void part_neon(const Product *p, int first, int last) { part(p, first, last, (Way){2, 2, 2, 2, 0, 0}); }
 static float exponentials_neon(float *x, int count, float *largest) { return exponentials(x, count, largest); }
-static const Kernels neon = {part_neon, exponentials_neon};
+static void gated_neon(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
+static const Kernels neon = {part_neon, exponentials_neon, gated_neon};
 static enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
     return narrow_form(from, count, narrow);
 }
@@ -462,10 +477,33 @@ static void find_narrow(Product *product) {
         }
 }
 
-static void product_chunk(const void *work, int number) {
+static int columns_of(const Product *product) { return (product->n + CHUNK - 1) / CHUNK; }
+
+static void products_chunk(const void *work, int number) {
     const Product *product = work;
+    for (; number >= columns_of(product); product++) number -= columns_of(product);
     int first = number * CHUNK, last = first + CHUNK;
     known_kernels()->part(product, first, last < product->n ? last : product->n);
+}
+
+static void multiply_many_rows(const Product *p) {
+    scipy_cblas_sgemm64_(ROW_MAJOR, AS_IT_IS, TRANSPOSED, p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta,
+                         p->c, p->ldc);
+}
+
+/* Threads share the columns of all these products, which have the same rows. */
+static void multiply(Product *products, int count) {
+    int chunks = 0;
+    int64_t numbers = 0;
+    for (int i = 0; i < count; i++) {
+        if (products[i].m > MOST_ROWS) {
+            multiply_many_rows(products + i);
+            continue;
+        }
+        if (products[i].transposed) find_narrow(products + i);
+        chunks += columns_of(products + i), numbers += (int64_t)products[i].n * products[i].k;
+    }
+    if (chunks) compute(products, products_chunk, chunks, numbers);
 }
 
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
@@ -477,7 +515,6 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
         return;
     }
     Product product = {a, b, 0, c, lda, ldb, ldc, m, n, k, transpose_b == TRANSPOSED, SINGLE, alpha, beta};
-    if (product.transposed) find_narrow(&product);
     /* Each column reads all rows, and at half the speed what lies across two lines of the cache. */
     float copied[MOST_COPIED] __attribute__((aligned(4 * LANES)));
     int length = (k + LANES - 1) / LANES * LANES;
@@ -486,7 +523,7 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
             for (int i = 0; i < k; i++) copied[row * length + i] = a[(int64_t)row * lda + i];
         product.a = copied, product.lda = length;
     }
-    compute(&product, product_chunk, (n + CHUNK - 1) / CHUNK, (int64_t)n * k);
+    multiply(&product, 1);
 }
 
 /* Rows of all heads of one group, which share keys k (keys, width) and values v (keys, size), attend to KEYS keys at a
@@ -548,16 +585,9 @@ static void attention_chunk(const void *work, int number) {
     }
 }
 
-/* out (heads, rows, size) = softmax(scale q k^T) v, as in `Attention`, of whose last three `scratch` has the
- * room. A row does not depend on those beside it, nor on keys behind those that it sees. False, and nothing is written,
- * on a processor without vectors. */
-int bridge_attention(const float *q, const float *k, const float *v, const uint8_t *seen, const float *added,
-                     const int64_t *distances, const int32_t *sizes, float scale, float *scratch, float *out) {
+/* out (heads, rows, size) = softmax(scale q k^T) v, with room for the partial sums behind `a.sums`. */
+static void attend(Attention a, float *out) {
     const Kernels *kernels = known_kernels();
-    if (!kernels) return 0;
-    Attention a = {q, k, v, seen, added,
-                   distances[0], distances[1], distances[2], distances[3], distances[4], distances[5],
-                   sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, scratch, 0, 0};
     const int chunks = chunks_of(&a), room = (chunks + LANES - 1) / LANES * LANES;
     const int64_t rows = (int64_t)a.heads * a.rows;
     a.weights = a.sums + rows * chunks * a.size, a.largest = a.weights + rows * chunks;
@@ -572,5 +602,103 @@ int bridge_attention(const float *q, const float *k, const float *v, const uint8
                            a.size, chunks, 0, SINGLE, 1 / total, 0};
         kernels->part(&product, 0, a.size);
     }
+}
+
+/* The same, as in `Attention`, of whose last three `scratch` has the room. A row does not depend on those beside it, nor
+ * on keys behind those that it sees. False, and nothing is written, on a processor without vectors. */
+int bridge_attention(const float *q, const float *k, const float *v, const uint8_t *seen, const float *added,
+                     const int64_t *distances, const int32_t *sizes, float scale, float *scratch, float *out) {
+    if (!known_kernels()) return 0;
+    attend((Attention){q, k, v, seen, added,
+                       distances[0], distances[1], distances[2], distances[3], distances[4], distances[5],
+                       sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, scratch, 0, 0},
+           out);
     return 1;
+}
+
+/* Every row of x divided by the root of its mean square. */
+static void normalise(const float *x, const float *weights, int rows, int width, float epsilon, float *out) {
+    for (int row = 0; row < rows; row++, x += width, out += width) {
+        Lanes squares = {0};
+        for (int i = 0; i < width; i += LANES) squares += *(const Lanes *)(x + i) * *(const Lanes *)(x + i);
+        Lanes root = __builtin_elementwise_sqrt(squares * 0 + (sum_of(squares) / width + epsilon));
+        for (int i = 0; i < width; i += LANES)
+            *(Lanes *)(out + i) = *(const Lanes *)(x + i) / root * *(const Lanes *)(weights + i);
+    }
+}
+
+/* Pairs half a head apart, turned by an angle each: `turns` are all cosines, then all sines. */
+static void turn(const float *x, const float *turns, int size, float *out) {
+    for (int i = 0, half = size / 2; i < half; i++) {
+        out[i] = x[i] * turns[i] - x[half + i] * turns[half + i];
+        out[half + i] = x[half + i] * turns[i] + x[i] * turns[half + i];
+    }
+}
+
+static float *taken(float **scratch, int64_t numbers) {
+    float *begin = *scratch;
+    *scratch += (numbers + LANES - 1) / LANES * LANES;
+    return begin;
+}
+
+/* Rows of one sequence. Their keys and values go behind the first `begin` ones, which they see too. */
+typedef struct {
+    float *keys, *values; /* (groups, slots, size), the groups `distance` numbers apart */
+    int64_t distance, begin, rows;
+    const uint8_t *seen; /* (rows, begin + rows); NULL: each row sees those before it. */
+} Rows;
+enum { TOGETHER = 64 }; /* Rows that attend at once: each has partial sums. */
+
+/* out (heads * size a row) = attention(turned q, turned k, v). `turned` has the room of TOGETHER such rows, `found` too. */
+static void attend_rows(const Rows *r, const int32_t *sizes, float scale, const float *turns, const float *q,
+                        const float *k, const float *v, float *turned, float *found, float *scratch, float *out) {
+    const int heads = sizes[1], groups = sizes[2], size = sizes[3], all = r->begin + r->rows;
+    for (int row = 0; row < r->rows; row++)
+        for (int group = 0; group < groups; group++) {
+            const int64_t from = ((int64_t)row * groups + group) * size;
+            const int64_t to = group * r->distance + (r->begin + row) * size;
+            turn(k + from, turns + row * size, size, r->keys + to);
+            for (int i = 0; i < size; i++) r->values[to + i] = v[from + i];
+        }
+    for (int begin = 0, rows; begin < r->rows; begin += rows) {
+        rows = r->rows - begin < TOGETHER ? r->rows - begin : TOGETHER;
+        for (int head = 0; head < heads; head++)
+            for (int row = 0; row < rows; row++)
+                turn(q + ((int64_t)(begin + row) * heads + head) * size, turns + (begin + row) * size, size,
+                     turned + (head * rows + row) * size);
+        attend((Attention){turned, r->keys, r->values, r->seen ? r->seen + (int64_t)begin * all : 0, 0, r->distance, size,
+                           r->distance, size, 0, all, heads, groups, rows, r->seen ? all : r->begin + begin + rows, size,
+                           size, !r->seen, scale, scratch, 0, 0}, found);
+        for (int head = 0; head < heads; head++)
+            for (int row = 0; row < rows; row++)
+                for (int i = 0; i < size; i++)
+                    out[((int64_t)(begin + row) * heads + head) * size + i] = found[(head * rows + row) * size + i];
+    }
+}
+
+/* x (rows, hidden) := h + D (silu(G m) * U m), where m = norm(h), h = x + O attention(turned Q n, turned K n, V n) and
+ * n = norm(x): a layer as Llama's. `weights`: of the first norm, Q, K, V, O, of the second norm, G, U, D. `numbers`:
+ * what both norms add, and the scale of scores. `sizes`: of a row, heads, groups, of a head, and of G n. Those of a row,
+ * of a head and of G n are whole lines. `turns`: (rows, size). Up to MOST_ROWS, a row does not depend on those beside
+ * it. */
+void bridge_layer(const float *const *weights, const float *numbers, const int32_t *sizes, float *x, const float *turns,
+                  int rows, const Rows *parts, float *scratch) {
+    const int hidden = sizes[0], size = sizes[3], inner = sizes[4], wide = sizes[1] * size, narrow = sizes[2] * size;
+    scratch = (float *)(((uintptr_t)scratch + 4 * LANES - 1) & -(uintptr_t)(4 * LANES));
+    float *n = taken(&scratch, (int64_t)rows * hidden), *q = taken(&scratch, (int64_t)rows * wide);
+    float *k = taken(&scratch, (int64_t)rows * narrow), *v = taken(&scratch, (int64_t)rows * narrow);
+    float *gate = taken(&scratch, (int64_t)rows * inner), *up = taken(&scratch, (int64_t)rows * inner);
+    float *turned = taken(&scratch, TOGETHER * wide), *found = taken(&scratch, TOGETHER * wide);
+#define PRODUCT(a, b, c, n, k, beta) (Product){a, b, 0, c, k, k, n, rows, n, k, 1, SINGLE, 1, beta}
+    normalise(x, weights[0], rows, hidden, numbers[0], n);
+    multiply((Product[]){PRODUCT(n, weights[1], q, wide, hidden, 0), PRODUCT(n, weights[2], k, narrow, hidden, 0),
+                         PRODUCT(n, weights[3], v, narrow, hidden, 0)}, 3);
+    for (int64_t row = 0; row < rows; row += parts->rows, parts++)
+        attend_rows(parts, sizes, numbers[2], turns + row * size, q + row * wide, k + row * narrow, v + row * narrow,
+                    turned, found, scratch, q + row * wide);
+    multiply(&PRODUCT(q, weights[4], x, hidden, wide, 1), 1);
+    normalise(x, weights[5], rows, hidden, numbers[1], n);
+    multiply((Product[]){PRODUCT(n, weights[6], gate, inner, hidden, 0), PRODUCT(n, weights[7], up, inner, hidden, 0)}, 2);
+    known_kernels()->gated(gate, up, (int64_t)rows * inner);
+    multiply(&PRODUCT(gate, weights[8], x, hidden, inner, 1), 1);
 }

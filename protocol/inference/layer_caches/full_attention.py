@@ -159,6 +159,19 @@ class FullAttentionCache(RowCache):
         self._values = _written(self._values, self._encoding.encoded(values), rows)
         return self.keys_and_values()
 
+    @property
+    def plain(self) -> bool:
+        """Whether rows are stored as they are, in 32 bits."""
+        return isinstance(self._encoding, PlainRows) and (not self._keys or self._keys[0].dtype == mx.float32)
+
+    def room(self, form: RowForm) -> tuple[mx.array, mx.array]:
+        """Keys and values, in each of which the caller writes the rows of the forward in place: `plain` ones."""
+        self._end = self.forward.begin + self.forward.length
+        if not self._keys or self._keys[0].shape[2] < self._end:
+            row = (mx.zeros((1, form.heads, 1, form.size), form.element),)
+            self._keys, self._values = _grown(self._keys, row, self._end), _grown(self._values, row, self._end)
+        return self._keys[0], self._values[0]
+
     def keys_and_values(self) -> tuple[Any, Any]:
         """As the forward in progress has seen them: layers that share another one's KV ask for them."""
         seen = slice(self._first - self._base, self._end - self._base)
