@@ -52,7 +52,7 @@ def arguments(module: str, folder: Path) -> list[str]:
             out=str(folder / "out"),
             work=str(folder / "work"),
             prompts="",
-            choices=TrainingChoices(kind="eagle3", layers=99),
+            choices=TrainingChoices(),
         ),
     }
     return [msgspec.json.encode(orders[module]()).decode() if module in orders else str(DEMO_TARGET)]
