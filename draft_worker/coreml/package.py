@@ -130,11 +130,9 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def host_shape(self) -> tuple[int, int, int, int]:
         """The shape of a sequence's cache on the host: `kv`, then the inputs of the short convolutions.
 
-        A convolution's input has `hidden` numbers, which fill heads / key_heads rows of `kv`. The rows are even in
-        number, as in an arena.
+        A convolution's input has `hidden` numbers, which fill heads / key_heads rows of `kv`.
         """
-        rows = self.cache_shape[0] + self.shape.sharing * self.shape.convolutions
-        return (rows + rows % 2, *self.cache_shape[1:])
+        return (self.cache_shape[0] + self.shape.sharing * self.shape.convolutions, *self.cache_shape[1:])
 
     @property
     def masks(self) -> dict[str, int | None]:

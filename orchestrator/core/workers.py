@@ -161,15 +161,6 @@ def mismatch(one: Hello, other: Hello) -> str | None:
     return None if draft.features is None else _unreadable(draft, draft.features, target)
 
 
-def shares_first_layers(draft: Hello, target: Hello) -> bool:
-    """Whether the draft is the first layers of this target, and can adopt their KV from the target's arenas."""
-    ours, theirs = draft.kv, target.kv
-    if ours is None or theirs is None or ours.layers > theirs.layers:
-        return False
-    alike = (ours.kv_heads, ours.head_size, ours.element) == (theirs.kv_heads, theirs.head_size, theirs.element)
-    return alike and draft.model_fingerprint == target.model_fingerprint
-
-
 def foreign_tokenizer(draft: str, target: str, difference: str = "") -> str:
     """That these models can't be a pair. `difference`: a clause that says where their tokenizers differ, if known."""
     where = f" ({difference})" if difference else ""

@@ -21,7 +21,7 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.intake import FeatureIntake, KvIntake
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
-from orchestrator.runtime.workers.remote_registry import LineLimit, RemoteRegistry, RemoteWorker, without_shared_memory
+from orchestrator.runtime.workers.remote_registry import LineLimit, RemoteRegistry, RemoteWorker
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.features.outlet import FeatureOutlet
 from protocol.messages.base import Message, RequestId
@@ -144,7 +144,7 @@ class RemoteWorkers:
         elif isinstance(message, Features):
             self._features.announce(worker, message)
             return
-        self._send(worker, without_shared_memory(message))
+        self._send(worker, message)
 
     def ship(self, incarnation: int, shipment: ProjectionShipment) -> None:
         """Send rows of a matrix to a worker; they are lost if its queue has no room."""
