@@ -83,7 +83,7 @@ def test_a_core_ml_draft_counts_with_a_cache_for_each_request_and_a_joint_one(na
     convolutions = {"layers": 2, "layer_types": ["conv", "full_attention"]}
     model = tiny("qwen2") if name == "attention" else tiny_of("lfm2", **convolutions)
     package = convert(model, tmp_path).package
-    (tmp_path / FOLDER_FACTS).write_bytes(msgspec.json.encode(package))
+    (tmp_path / FOLDER_FACTS).write_bytes(msgspec.json.encode(package.facts))
 
     parts = _parts(draft=str(tmp_path), draft_engine="coreml")
 
