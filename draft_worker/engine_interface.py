@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     # These modules import MLX, which some engines don't need.
-    from draft_worker.projection import ProjectionMatrix
     from protocol.sampling.grammar import Grammars
     from protocol.sampling.logits_processors import LogitsProcessors
 
@@ -188,8 +187,6 @@ class Engine(StatedModel, ABC):
     """Whether one forward can grow the trees of several sequences, as far as `joins` allows."""
     features: FeatureForm | None = None
     """What its sequences read of the target; None: tokens alone."""
-    matrix: "ProjectionMatrix | None" = None
-    """By which a target on another machine may project its features, as `features` says then."""
     grammars: "Grammars | None" = None
     """Of the model's tokenizer, for an engine whose candidates follow a request's logits processors."""
     costs: tuple[tuple[int, float], ...] = ()

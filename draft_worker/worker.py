@@ -12,7 +12,7 @@ from draft_worker.features import Attach, FeatureFeed, attached_ring
 from draft_worker.sequence import AcceptanceCheck, DraftSequence, FeatureFedSequence
 from protocol.kv.prefix_sharing import Found, PrefixSharing
 from protocol.messages.base import RequestId
-from protocol.messages.features import Features, FeatureShipment, ProjectionWanted
+from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
 from protocol.speculation.rolling_context import RollingContext
@@ -74,9 +74,6 @@ class DraftWorker:
                 self._hear_features(self._sequences.get(id), first, message)
             case FeatureShipment(block):
                 self._hear_features(self._sequences.get(block.request), block.first, message)
-            case ProjectionWanted() if self._engine.matrix is not None:
-                answer = self._engine.matrix.answer(message)
-                return () if answer is None else (answer,)
             case Stop():
                 return self._end(message.request)
         return ()

@@ -60,22 +60,14 @@ class Eagle3(nn.Module):
         self._embed, self._head = embed, head
 
     def fuse(self, features: mx.array) -> mx.array:
-        """(..., hidden) from (..., outputs * target_width) features; also from what the target made of them by the
-        weights of `fc`."""
+        """(..., hidden) from (..., outputs * target_width) features."""
         form = self.form
-        if features.shape[-1] != len(form.outputs) * form.output_width:
-            return features + self.fc.bias if "fc" in form.biases else features
         if form.norm_before_fc:
             features = self.input_norm(features)
         if form.fc_norm:
             parts = mx.split(features, len(form.outputs), axis=-1)
             features = mx.concatenate([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], axis=-1)
         return self.fc(features)
-
-    @property
-    def projecting(self) -> nn.Module | None:
-        """The layer by which the target may project features first; None if a norm comes before it."""
-        return None if self.form.norm_before_fc or self.form.fc_norm else self.fc
 
     def __call__(self, tokens: mx.array, hidden: mx.array, mask: Mask = None, cache: Any = None) -> mx.array:
         """What the next row may read in place of `hidden`: (B, L, hidden), from (B, L) tokens and the (B, L, hidden)

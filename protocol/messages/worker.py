@@ -32,7 +32,7 @@ from protocol.messages.base import (
     WireNode,
     WireRequest,
 )
-from protocol.messages.features import FeatureForm, Features, FeaturesTaken, ProjectionWanted, Tap, Taps
+from protocol.messages.features import FeatureForm, Features, FeaturesTaken, Tap, Taps
 from protocol.messages.kv import KvForm, KvOffer, KvReference, KvRelease
 from protocol.messages.plans import Distribution, GrowthPlan
 from protocol.messages.sampling import Sampling, TokenLogprobs
@@ -350,7 +350,6 @@ FromWorker: TypeAlias = (
     | Grow
     | Verdict
     | Features
-    | ProjectionWanted
     | Unfit
     | Fault
     | Pong
@@ -365,7 +364,6 @@ ToWorker: TypeAlias = (
     | Forest
     | Tap
     | FeaturesTaken
-    | ProjectionWanted
     | KvRelease
     | Stop
     | Ping
