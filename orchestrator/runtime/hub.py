@@ -127,13 +127,6 @@ class Hub:
                 continue
             yield Arrival(peer, stamp, message, identity, b"".join(frames[1:]))
 
-    def timeout(self, wait: float) -> float:
-        """Seconds to poll before the next `receive`, at most `wait`."""
-        return wait
-
-    def cut(self, incarnation: int) -> None:
-        """Drop what is still under way of an ended life: nothing."""
-
     def _next(self) -> tuple[bytes, list[bytes], bytes]:
         """The next message's peer and frames, and the sender's key if there is a guard."""
         if self._guard is None:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.notices import Notice
 from protocol.messages.base import Level
 from protocol.messages.worker import Grow
@@ -206,7 +205,6 @@ THOROUGH = {
     **{f"a draft that is {mode}": Case(mode) for mode in MODES if mode not in ("forger", "disorder")},
     "turns that a silent draft does not take": Case("silent", SD),
     "turns that a slow draft takes too late": Case("slow", SD),
-    "a bad link": Case(options={"draft_link": EmulatedLink(delay=0.004, loss=0.1)}, seen=Run.drafted),
     "neural guesses": Case(options=SSD | {"fallback": "neural"}, seen=Run.drafted),
     "fast guesses": Case(options=SSD | {"fallback": "fast", "draft_tokens": 3}, seen=Run.drafted),
     "no lookup": Case(options=NO_LOOKUP, seen=Run.drafted),

@@ -12,7 +12,6 @@ import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.runtime.hub import Arrival, Hub
-from orchestrator.runtime.link_emulation import DelayedHub, EmulatedLink
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
@@ -208,7 +207,7 @@ class LocalWorkers:
         self.stale = 0
         """Messages with the stamp of an ended life."""
         self._epoch = epoch
-        self._hub = self._open_hub(context, session.worker_address, setup.draft_link)
+        self._hub = Hub(context, session.worker_address, FromWorker)
         self._poller: zmq.Poller | None = None
         self._peers: dict[int, bytes] = {}
         """Routing ids of workers by incarnation."""
@@ -281,10 +280,6 @@ class LocalWorkers:
         for child in self.supervisor.restart_due(now):
             self._watch(child)
 
-    def timeout(self, wait: float) -> float:
-        """Seconds to poll, at most `wait`: an emulated link may be due before."""
-        return self._hub.timeout(wait)
-
     def entries(self) -> list[WorkerEntry]:
         """The workers that are up, without round trips."""
         return [
@@ -306,20 +301,10 @@ class LocalWorkers:
         self.supervisor.stop(self._peers)
         self._hub.close()
 
-    def _open_hub(self, context: zmq.Context[Any], address: str, link: EmulatedLink | None) -> Hub:
-        """The hub that workers connect to; with `link`, the draft's messages are delayed."""
-        if link is None:
-            return Hub(context, address, FromWorker)
-        return DelayedHub(context, address, FromWorker, link, self._is_draft)
-
     def _replaceable(self, seat: Seat) -> bool:
         """The worker is a Core ML draft that nobody asked for: MLX can draft in its place."""
         first = seat == "draft" and self._setup.draft_engine == "coreml"
         return self._setup.auto is not None and (first or seat == "second draft")
-
-    def _is_draft(self, stamp: Stamp) -> bool:
-        draft = self.supervisor.children.get("draft")
-        return draft is not None and draft.incarnation == stamp.incarnation
 
     def _watch(self, child: Child) -> None:
         assert self._poller is not None
@@ -375,7 +360,6 @@ class LocalWorkers:
         cause = self.supervisor.reap(child.seat, time.monotonic())
         self._peers.pop(child.incarnation, None)
         was_up = self._hellos.pop(child.incarnation, None) is not None
-        self._hub.cut(child.incarnation)
         if child.retired:
             yield WorkerRetired(child.incarnation)
         else:
