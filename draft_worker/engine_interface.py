@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from protocol.messages.base import MAX_CONTEXT, Role, plain
 from protocol.messages.features import FeatureForm
-from protocol.messages.kv import KvForm, KvReference
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Hello, Start
 from protocol.speculation.token_tree import Candidates
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     # These modules import MLX, which some engines don't need.
-    from draft_worker.projection import ProjectionMatrix
     from protocol.sampling.grammar import Grammars
     from protocol.sampling.logits_processors import LogitsProcessors
 
@@ -172,20 +170,6 @@ class EngineSequence(ABC):
         self.truncate(length)
         return self
 
-    @property
-    def size(self) -> int:
-        """Bytes of shared memory that hold the KV; 0 if the KV ends with this process."""
-        return 0
-
-    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
-        """Adopt the KV that an earlier life of the draft left of the first `tokens` of the conversation. The sequence
-        must be empty. Returns a warning that says why the KV can't be adopted; empty on success."""
-        return "This draft shares no KV: prefill again."
-
-    def save(self) -> KvReference | None:
-        """Make the committed KV fit for adoption. Returns its place if more is adoptable than at the last call."""
-        return None
-
     def close(self) -> None:
         """The sequence has ended: release its resources."""
         return
@@ -203,12 +187,6 @@ class Engine(StatedModel, ABC):
     """Whether one forward can grow the trees of several sequences, as far as `joins` allows."""
     features: FeatureForm | None = None
     """What its sequences read of the target; None: tokens alone."""
-    matrix: "ProjectionMatrix | None" = None
-    """By which a target on another machine may project its features, as `features` says then."""
-    kv: KvForm | None = None
-    """Of a draft that is the target's first layers: of their KV, which its sequences adopt from the target's arenas."""
-    model_fingerprint: str = ""
-    """Of the weights that this KV is computed with."""
     grammars: "Grammars | None" = None
     """Of the model's tokenizer, for an engine whose candidates follow a request's logits processors."""
     costs: tuple[tuple[int, float], ...] = ()

@@ -66,22 +66,20 @@ class ReceivedBlocks:
 
     def __init__(self, form: FeatureForm) -> None:
         self.form = form
-        """Of the present rows; at first what the draft reads."""
-        self._reads = form
+        """Of what the draft reads."""
         self._blocks: list[NDArray[np.float32]] = []
         self.available = range(0)
 
     def add(self, shipment: FeatureShipment) -> None:
-        """A block. A damaged one, and one of another form, is dropped; one behind a gap, and the first one that is
-        projected or no longer is, replaces the earlier ones."""
+        """A block. A damaged one, and one of another form, is dropped; one behind a gap replaces the earlier ones."""
         from protocol.features.blocks import received
 
         block = shipment.block
-        rows = received(block, shipment.payload) if self._reads.reads(block.form) else None
+        rows = received(block, shipment.payload) if block.form == self.form else None
         if rows is None or block.first < self.available.stop:
             return
-        if block.first > self.available.stop or block.form != self.form:
-            self.form, self._blocks = block.form, []
+        if block.first > self.available.stop:
+            self._blocks = []
         self._blocks.append(rows)
         while len(self._blocks) > 1 and sum(each.nbytes for each in self._blocks) > _KEPT_BYTES:
             del self._blocks[0]
@@ -157,8 +155,6 @@ class FeatureFeed:
         if message.name != self._name:
             self.close()
             self._source = self._attach(message.name)
-            if self._source is not None and not self._elements(self._source.form):
-                self.close()
             # What can't be attached now is tried again at the next announcement.
             self._name = message.name if self._source is not None else ""
             self._announced = self._unusable_until = 0
@@ -203,15 +199,9 @@ class FeatureFeed:
             if count <= 0:
                 break
             rows = self._source.read(first, count, self._form.outputs)
-            if rows is not None and rows.shape == (count, self._elements(self._source.form)):
+            if rows is not None and rows.shape == (count, self._form.elements):
                 return first, rows
             if self._source.available.start <= first:
                 # They were not overwritten during the reading, but are damaged.
                 self._unusable_until = first + count
         return stop, None
-
-    def _elements(self, ring: FeatureForm) -> int:
-        """Of a row that is read from a ring, which may hold more outputs; 0 if another drafter's matrix made it."""
-        if ring.projection is None:
-            return self._form.joined
-        return ring.elements if self._form.reads(ring) else 0

@@ -4,7 +4,7 @@ Pure over an engine's sequence. Knows no transport; the caller passes the clock.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,8 @@ from draft_worker.engine_interface import Batch, EngineSequence
 from draft_worker.features import FeatureFeed
 from draft_worker.growth import TreeGrowth
 from protocol.common_prefix import common_prefix
-from protocol.messages.base import MAX_NODES, NodeId, plain
+from protocol.messages.base import MAX_NODES, NodeId
 from protocol.messages.features import Features, FeatureShipment
-from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start, Unfit
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
@@ -71,9 +70,8 @@ class DraftSequence:
         self._reuse: Prefilled | None = None
         """The report on KV that was reused, until it is sent."""
         if held:
-            self._reuse = self._reuse_report(start)
-        elif start.adopt is not None and not rolling.skipped(len(start.tokens) - 1):
-            self._adopt(start, start.adopt)
+            missing = len(rolling.seen(start.tokens[:-1])) - held
+            self._reuse = Prefilled(start.request, start.round, missing, 0.0, held)
         self.restart(start, processors)
 
     def restart(self, start: Start, processors: "LogitsProcessors | None" = None) -> None:
@@ -214,20 +212,10 @@ class DraftSequence:
             evaluated, seconds, joint, staleness = 0, 0.0, 0, 0
 
     def reuse(self) -> Iterator[Prefilled]:
-        """Once, before the first growth: how many tokens had KV already, or why the offered KV was not adopted."""
+        """Once, before the first growth: how many tokens had KV already."""
         if self._reuse is not None:
             report, self._reuse = self._reuse, None
             yield report
-
-    def kv_offer(self, clock: Callable[[], float]) -> Iterator[KvOffer]:
-        """Where the next life of this draft can adopt the KV, if there is more of it than at the last call."""
-        if self._skipped:
-            # A restarted draft would take these rows for the first tokens of the conversation.
-            return
-        begin = clock()
-        saved = self.engine.save()
-        if saved is not None:
-            yield KvOffer(self.id, saved.name, saved.tokens, self.engine.size, clock() - begin)
 
     @property
     def kv(self) -> EngineSequence:
@@ -298,19 +286,6 @@ class DraftSequence:
     def _forced(self, node: Node) -> int | None:
         assert self._processors is not None
         return self._processors.forced(_path(node))
-
-    def _adopt(self, start: Start, reference: KvReference) -> None:
-        """Adopt the offered KV. A flaw in the offer costs a prefill and is reported as a warning."""
-        warning = "The KV offered to the draft goes beyond the root."
-        if reference.tokens < len(start.tokens):
-            warning = self.engine.adopt(reference, start.tokens[: reference.tokens])
-        if not warning:
-            self._held = list(start.tokens[: reference.tokens])
-        self._reuse = self._reuse_report(start, warning)
-
-    def _reuse_report(self, start: Start, warning: str = "") -> Prefilled:
-        missing = len(self._rolling.seen(start.tokens[:-1])) - len(self._held)
-        return Prefilled(start.request, start.round, missing, 0.0, len(self._held), plain(warning))
 
     def _commit(self, nodes: Sequence[Node]) -> None:
         """Commit `nodes`: the root has moved behind them. Nodes with KV join the prefix, the others wait for the next

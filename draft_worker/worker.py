@@ -12,7 +12,7 @@ from draft_worker.features import Attach, FeatureFeed, attached_ring
 from draft_worker.sequence import AcceptanceCheck, DraftSequence, FeatureFedSequence
 from protocol.kv.prefix_sharing import Found, PrefixSharing
 from protocol.messages.base import RequestId
-from protocol.messages.features import Features, FeatureShipment, ProjectionWanted
+from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
 from protocol.speculation.rolling_context import RollingContext
@@ -60,13 +60,7 @@ class DraftWorker:
         # A paced worker has the device's costs, not those that this machine measured.
         costs = self._pacer.costs() or self._engine.costs
         hello = introduction("draft", self._engine)
-        return msgspec.structs.replace(
-            hello,
-            costs=costs,
-            features=self._engine.features,
-            kv=self._engine.kv,
-            model_fingerprint=self._engine.model_fingerprint,
-        )
+        return msgspec.structs.replace(hello, costs=costs, features=self._engine.features)
 
     def handle(self, message: ToWorker | FeatureShipment) -> Iterable[WorkerReply]:
         match message:
@@ -80,9 +74,6 @@ class DraftWorker:
                 self._hear_features(self._sequences.get(id), first, message)
             case FeatureShipment(block):
                 self._hear_features(self._sequences.get(block.request), block.first, message)
-            case ProjectionWanted() if self._engine.matrix is not None:
-                answer = self._engine.matrix.answer(message)
-                return () if answer is None else (answer,)
             case Stop():
                 return self._end(message.request)
         return ()
@@ -98,7 +89,8 @@ class DraftWorker:
             return ()
         if ready[0].prefilling:
             self._move_to_back(ready[:1])
-            return self._prefill([sequence.id for sequence in ready if sequence.prefilling])
+            self._prefill([sequence.id for sequence in ready if sequence.prefilling])
+            return ()
         return self._grow([sequence for sequence in ready if not sequence.prefilling])
 
     def run_short(self) -> Iterator[Fault]:
@@ -127,7 +119,7 @@ class DraftWorker:
         gc.collect()
         return spared
 
-    def _prefill(self, waiting: Sequence[RequestId]) -> Iterable[FromWorker]:
+    def _prefill(self, waiting: Sequence[RequestId]) -> None:
         id, found = self._prefix_sharing.next_prefill(waiting)
         sequence, self._at_work = self._sequences[id], (id,)
         if found is not None:
@@ -138,7 +130,6 @@ class DraftWorker:
             if read.tokens:
                 self._pacer.prefill(began, read)
         self._prefix_sharing.fit()
-        return sequence.kv_offer(self._clock)
 
     def _take_over(self, sequence: DraftSequence, found: Found[EngineSequence]) -> None:
         sequence.engine.close()
@@ -170,7 +161,6 @@ class DraftWorker:
         joint = sum(widths) if len(parts) > 1 else 0
         for (sequence, _), nodes, width, stale in zip(parts, grown, widths, staleness, strict=True):
             yield from map(self._with_pace, sequence.publish(nodes, width, seconds, joint, stale))
-            yield from sequence.kv_offer(self._clock)
 
     def _evaluated(self, parts: Sequence[tuple[EngineSequence, Batch]]) -> list[list[Candidates]]:
         """The candidates of these batches, in the time that a paced device would take."""
@@ -216,9 +206,7 @@ class DraftWorker:
             sequence.restart(message, self._engine.processors(message))
 
     def _opened(self, start: Start) -> DraftSequence:
-        # KV that an earlier life left of this same sequence covers more tokens than any other sequence can share.
-        seen = self._rolling.seen(start.tokens[:-1])
-        found = self._prefix_sharing.find(seen) if start.adopt is None else None
+        found = self._prefix_sharing.find(self._rolling.seen(start.tokens[:-1]))
         if found is None:
             engine = self._engine.open(start.sampling, start.vocabulary or self._engine.vocabulary)
         else:

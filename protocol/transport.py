@@ -15,7 +15,7 @@ import zmq
 
 from protocol.errors import InputError, WireError
 from protocol.messages.base import VERSION, Message
-from protocol.messages.features import FeatureBlock, FeatureShipment, ProjectionBlock, ProjectionShipment
+from protocol.messages.features import FeatureBlock, FeatureShipment
 from protocol.messages.remote import Shipment
 from protocol.security.addresses import Endpoint, endpoint, require_local
 from protocol.security.keys import KeyPair
@@ -133,8 +133,6 @@ ConnectionState = Literal["connecting", "up", "down", "denied", "wrong server"]
 keys or has no CURVE, and libzmq has given up. wrong server: the peer has another public key than given, or no guard,
 and libzmq retries."""
 
-_SHIPPED: dict[type, Any] = {FeatureBlock: FeatureShipment, ProjectionBlock: ProjectionShipment}
-"""Messages with a second frame, and what both are together."""
 _STATES: dict[int, ConnectionState] = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: "up",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "denied",
@@ -165,7 +163,7 @@ class Link:
         self.stale = 0
         self.rejected = 0
 
-    def send(self, message: Message | Shipment | FeatureShipment | ProjectionShipment) -> None:
+    def send(self, message: Message | Shipment | FeatureShipment) -> None:
         if isinstance(message, tuple):
             self.socket.send_multipart([encode(message.block, self._stamp), message.payload])
         else:
@@ -174,7 +172,7 @@ class Link:
     def receive(self, wait: float | None) -> list[Any]:
         """Messages that have arrived, in order; waits up to `wait` seconds (None: for ever) for the first.
 
-        A block comes with its bytes, as a FeatureShipment or ProjectionShipment. A message with another stamp and a
+        A block comes with its bytes, as a FeatureShipment. A message with another stamp and a
         frame that breaks the protocol are counted and dropped.
         """
         arrived = self.socket.poll(None if wait is None else int(wait * 1000))
@@ -216,10 +214,10 @@ class Link:
 def _parsed(frames: list[bytes], expected: Any) -> tuple[Stamp, Any]:
     """A message is one frame; only a block has a second one. Raises WireError."""
     stamp, message = decode(frames[0], expected)
-    shipped = next((pair for kind, pair in _SHIPPED.items() if isinstance(message, kind)), None)
-    if len(frames) != (1 if shipped is None else 2):
+    is_block = isinstance(message, FeatureBlock)
+    if len(frames) != (2 if is_block else 1):
         raise WireError("The orchestrator sent a message with a wrong number of frames.")
-    return stamp, message if shipped is None else shipped(message, frames[1])
+    return stamp, FeatureShipment(message, frames[1]) if is_block else message
 
 
 class _Handshake:

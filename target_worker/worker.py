@@ -13,7 +13,7 @@ from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.kv.prefix_sharing import Found, PrefixSharing, shared_tokens
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import MAX_NODES, RequestId, plain
-from protocol.messages.features import FeaturesTaken, ProjectionShipment, Tap
+from protocol.messages.features import FeaturesTaken, Tap
 from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import (
     CacheOff,
@@ -134,11 +134,10 @@ class TargetWorker:
             else self._hello
         )
 
-    def handle(self, message: ToWorker | ProjectionShipment) -> Iterator[WorkerReply]:
-        if self._rings is not None and isinstance(message, FeaturesTaken | ProjectionShipment):
-            # Neither changes what a sequence computes next.
-            taken = isinstance(message, FeaturesTaken)
-            yield from self._rings.taken(message.number) if taken else self._rings.take(message)
+    def handle(self, message: ToWorker) -> Iterator[WorkerReply]:
+        if self._rings is not None and isinstance(message, FeaturesTaken):
+            # It does not change what a sequence computes next.
+            yield from self._rings.taken(message.number)
             return
         self._due = ()
         match message:
@@ -150,7 +149,7 @@ class TargetWorker:
             case Forest(trees):
                 yield from self._verify(trees)
             case Tap() if self._rings is not None:
-                yield from self._rings.record(message)
+                self._rings.record(message)
             case KvRelease(name):
                 self._release(name)
             case Stop(sequence):
@@ -319,7 +318,7 @@ class TargetWorker:
             earlier = None
         self._remove(start.request)
         if self._rings is not None:
-            yield from self._rings.started()
+            self._rings.started()
         if refusal := self._engine.refusal(start):
             yield Fault("refused", refusal, start.request)
             return

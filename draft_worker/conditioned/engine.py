@@ -43,7 +43,7 @@ class ConditionedEngine(ColumnsEngine):
         self.context = runner.context
         self.device = str(mx.default_device())
         self.tokenizer = tokenizer
-        self.features, self.matrix = runner.features, runner.matrix
+        self.features = runner.features
         self.joint = runner.joint
         self._runner = runner
 
@@ -191,7 +191,7 @@ class ConditionedSequence(EngineSequence):
     def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
         form = self._engine.features
         assert form is not None
-        if rows.ndim == 2 and rows.shape[1] in (form.joined, form.elements):
+        if rows.ndim == 2 and rows.shape[1] == form.elements:
             self._known.feed(first, rows)
 
     @property

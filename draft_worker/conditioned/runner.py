@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from draft_worker.projection import ProjectionMatrix, in_groups
+from draft_worker.projection import in_groups
 from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.errors import InputError
 from protocol.inference.forward_costs import costs_at_load
@@ -27,13 +27,7 @@ class ConditionedDrafter(Protocol):
     head_tokens: HeadTokens | None
 
     def fuse(self, features: mx.array) -> mx.array:
-        """(..., width) from (..., outputs * output width) features, or from what `projecting` makes of them without
-        its bias."""
-        ...
-
-    @property
-    def projecting(self) -> nn.Module | None:
-        """The linear layer that reads features first; None if another one does."""
+        """(..., width) from (..., outputs * output width) features."""
         ...
 
     def __call__(self, tokens: mx.array, hidden: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
@@ -109,10 +103,7 @@ class ConditionedRunner:
     ) -> None:
         """`width`: elements of a fused feature and of an output. `short_head`: whose tokens those of a context can
         join."""
-        layer = network.projecting
-        self.matrix = None if layer is None else ProjectionMatrix.of(layer, features)
-        """By which a target on another machine may project features; None: they are read as they are."""
-        self.features = self.matrix.form if self.matrix else features
+        self.features = features
         self.width = width
         self.vocabulary = vocabulary
         self.context = context

@@ -1,5 +1,6 @@
 """The files and the metadata of a converted model's folder, and names of array types. Knows no weights and no graph."""
 
+import math
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -7,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from protocol.contracts.coreml import FOLDER_MODEL, FORMAT, WeightKind
+from protocol.contracts.coreml import FOLDER_MODEL, FORMAT, Facts, WeightKind
 from protocol.errors import InputError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -130,11 +131,14 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def host_shape(self) -> tuple[int, int, int, int]:
         """The shape of a sequence's cache on the host: `kv`, then the inputs of the short convolutions.
 
-        A convolution's input has `hidden` numbers, which fill heads / key_heads rows of `kv`. The rows are even in
-        number, as in an arena.
+        A convolution's input has `hidden` numbers, which fill heads / key_heads rows of `kv`.
         """
-        rows = self.cache_shape[0] + self.shape.sharing * self.shape.convolutions
-        return (rows + rows % 2, *self.cache_shape[1:])
+        return (self.cache_shape[0] + self.shape.sharing * self.shape.convolutions, *self.cache_shape[1:])
+
+    @property
+    def facts(self) -> Facts:
+        size = math.prod(self.host_shape) * np.dtype(np.float32).itemsize
+        return Facts(source=self.source, widths=self.widths, cache_bytes=size)
 
     @property
     def masks(self) -> dict[str, int | None]:

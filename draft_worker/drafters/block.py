@@ -58,10 +58,8 @@ class BlockDrafter(nn.Module):
             self.candidate_selector = ChoiceSelector(form)
 
     def encode(self, features: mx.array) -> mx.array:
-        """(B, S, width) context states of (B, S, outputs * output width) features; also of what the target made of
-        them by the weights of `fc`."""
-        raw = features.shape[-1] == len(self.form.outputs) * self.form.output_width
-        return self.hidden_norm(self.fc(features) if raw else features)
+        """(B, S, width) context states of (B, S, outputs * output width) features."""
+        return self.hidden_norm(self.fc(features))
 
     def keys_values(self, context: mx.array, positions: mx.array) -> list[KeysValues]:
         """Of every layer, of (B, S, width) context states at (B, S) positions. A token's depend on no other token."""

@@ -17,10 +17,9 @@ from mlx_lm.models.cache import KVCache
 from draft_worker.candidates.block_candidates import SelectorTables
 from draft_worker.drafters.block import BlockDrafter, BlockPart, KeysValues, MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
-from draft_worker.projection import ProjectionMatrix, in_groups
+from draft_worker.projection import in_groups
 from draft_worker.short_head import HeadTokens
 from protocol.contracts.drafters.description import BlockForm
-from protocol.messages.features import FeatureForm
 from protocol.sampling.top_tokens import top
 
 
@@ -92,8 +91,6 @@ class BlockRunner(Protocol):
     architecture: str
     joint: bool
     """One forward can evaluate blocks of several sequences."""
-    matrix: ProjectionMatrix | None
-    """By which a target on another machine may project features; None: they are read as they are."""
 
     def open(self) -> "BlockContext":
         """The context of a new sequence."""
@@ -121,7 +118,6 @@ class MlxBlockRunner:
         self.architecture: str = self.form.kind
         self._network = network
         self._ends = ends
-        self.matrix = ProjectionMatrix.of(network.fc, FeatureForm(self.form.outputs, self.form.output_width))
 
     def open(self) -> "BlockContext":
         return BlockContext(BlockKv(self._network))

@@ -11,13 +11,12 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
-import numpy as np
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
-from draft_worker.drafters.files import DrafterFolder, decoder_config, parameters, save
+from draft_worker.drafters.files import DrafterFolder
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
 from draft_worker.short_head import HeadTokens, read_head_tokens
 from protocol.contracts.drafters.description import Eagle3Form
@@ -60,22 +59,14 @@ class Eagle3(nn.Module):
         self._embed, self._head = embed, head
 
     def fuse(self, features: mx.array) -> mx.array:
-        """(..., hidden) from (..., outputs * target_width) features; also from what the target made of them by the
-        weights of `fc`."""
+        """(..., hidden) from (..., outputs * target_width) features."""
         form = self.form
-        if features.shape[-1] != len(form.outputs) * form.output_width:
-            return features + self.fc.bias if "fc" in form.biases else features
         if form.norm_before_fc:
             features = self.input_norm(features)
         if form.fc_norm:
             parts = mx.split(features, len(form.outputs), axis=-1)
             features = mx.concatenate([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], axis=-1)
         return self.fc(features)
-
-    @property
-    def projecting(self) -> nn.Module | None:
-        """The layer by which the target may project features first; None if a norm comes before it."""
-        return None if self.form.norm_before_fc or self.form.fc_norm else self.fc
 
     def __call__(self, tokens: mx.array, hidden: mx.array, mask: Mask = None, cache: Any = None) -> mx.array:
         """What the next row may read in place of `hidden`: (B, L, hidden), from (B, L) tokens and the (B, L, hidden)
@@ -188,9 +179,6 @@ class Eagle3Mlp(nn.Module):
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
-_ARCHITECTURE = "LlamaForCausalLMEagle3"
-
-
 def read_eagle3(folder: Path, target: Path | None = None) -> Eagle3:
     """The network in `folder`. `target`: the folder of its target, on whose depth default outputs depend.
 
@@ -231,33 +219,3 @@ def borrow_ends(network: Eagle3, folder: Path, target: Path | None) -> TokenEnds
     ends = drafter_ends(folder, None, target, width, vocabulary, head=not form.own_head, head_tokens=tokens)
     network.borrow(ends.embed, ends.head)
     return ends
-
-
-def write_eagle3(folder: Path, network: Eagle3, element: mx.Dtype = mx.float16) -> None:
-    """Write SafeAILab's form, weights in `element`."""
-    form = network.form
-    assert form.layers == 1, "SafeAILab's form has one layer"
-    tensors = {name: values.astype(element) for name, values in parameters(network)}
-    if network.head_tokens is not None:
-        chosen = np.zeros(form.vocabulary, dtype=bool)
-        chosen[network.head_tokens] = True
-        tensors["d2t"] = mx.array(network.head_tokens - np.arange(form.head_size), dtype=mx.int64)
-        tensors["t2d"] = mx.array(chosen)
-    save(folder, _config(form), tensors.items())
-
-
-def _config(form: Eagle3Form) -> dict[str, Any]:
-    """Without variants that the form does not use: other programs refuse keys that they don't know."""
-    sizes = {
-        "architectures": [_ARCHITECTURE],
-        "model_type": "qwen3" if form.norm_heads else "llama",
-        "draft_vocab_size": form.head_size,
-        "target_hidden_size": form.output_width,
-        "attention_bias": "midlayer.self_attn.q_proj" in form.biases,
-        "mlp_bias": "midlayer.mlp.up_proj" in form.biases,
-        "bias": "fc" in form.biases,
-        "tie_word_embeddings": False,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(form.outputs), "use_aux_hidden_state": True},
-    }
-    variants = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return decoder_config(form) | sizes | {name: True for name in variants if getattr(form, name)}

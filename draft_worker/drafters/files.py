@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from draft_worker.short_head import HeadTokens, are_head_tokens
 from protocol.contracts.drafters.checkpoint import UNUSED, damaged
-from protocol.contracts.drafters.description import BlockForm, DecoderForm, Eagle3Form, MtpForm, Quantization
+from protocol.contracts.drafters.description import BlockForm, Eagle3Form, MtpForm, Quantization
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
 from protocol.inference.narrow_weights import keep_narrow
@@ -137,24 +137,6 @@ def save(folder: Path, config: Mapping[str, Any], tensors: Iterable[tuple[str, m
             (unfinished / name).replace(folder / name)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def decoder_config(form: DecoderForm) -> dict[str, Any]:
-    """The fields of config.json about decoder layers."""
-    return {
-        "hidden_size": form.width,
-        "intermediate_size": form.inner,
-        "num_hidden_layers": form.layers,
-        "num_attention_heads": form.heads,
-        "num_key_value_heads": form.kv_heads,
-        "head_dim": form.head_width,
-        "vocab_size": form.vocabulary,
-        "hidden_act": "silu",
-        "rms_norm_eps": form.norm_epsilon,
-        "rope_theta": form.rope_base,
-        "rope_scaling": form.rope_scaling,
-        "max_position_embeddings": form.positions,
-    }
 
 
 def _write_tensors(file: Path, tensors: dict[str, mx.array]) -> None:

@@ -52,8 +52,6 @@ class MtpHead(nn.Module):
     """Row i joins the target's last state behind token i, after the final norm, with the embedding of token i + 1."""
 
     head_tokens: HeadTokens | None = None
-    projecting: nn.Module | None = None
-    """A row's feature is normed first, and is not larger than what is made of it."""
 
     def __init__(self, layer: nn.Module, width: int, eps: float) -> None:
         super().__init__()

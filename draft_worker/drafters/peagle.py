@@ -16,9 +16,8 @@ from draft_worker.candidates.block_candidates import SelectorTables
 from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockRows, FedRows, Rows
 from draft_worker.drafters.eagle3 import Eagle3, borrow_ends, read_eagle3
-from draft_worker.projection import ProjectionMatrix, in_groups
+from draft_worker.projection import in_groups
 from protocol.contracts.drafters.description import BlockForm, DecoderForm
-from protocol.messages.features import FeatureForm
 
 _KEPT = 64
 """Last features that stay: a conversation that is cut back by fewer tokens goes on without a gap."""
@@ -56,9 +55,6 @@ class PeagleRunner:
         )
         self.head_tokens = network.head_tokens
         self._network = network
-        layer = network.projecting
-        features = FeatureForm(form.outputs, form.output_width)
-        self.matrix = None if layer is None else ProjectionMatrix.of(layer, features)
 
     def open(self) -> BlockContext:
         return BlockContext(PeagleRows(self._network))

@@ -63,8 +63,7 @@ class BlockEngine(ColumnsEngine):
         self.context = form.positions
         self.device = str(mx.default_device())
         self.tokenizer = vocabulary_fingerprint(tokens)
-        self.matrix = runner.matrix
-        self.features = self.matrix.form if self.matrix else FeatureForm(form.outputs, form.output_width)
+        self.features = FeatureForm(form.outputs, form.output_width)
         self.joint = runner.joint
         self.runner = runner
 

@@ -13,15 +13,12 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import Single
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime, chain
 from draft_worker.coreml.runtime.joint_memory import part_rows
-from draft_worker.coreml.runtime.memory import CachePool, CallPart, HostMemory, exchange_of
+from draft_worker.coreml.runtime.memory import CachePool, CallPart, HostMemory
 from draft_worker.coreml.runtime.runtimes import open_runtime
 from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.device import compute_on_processor
 from protocol.inference.slots import PREFIX
-from protocol.kv.arena_header import ArenaError
-from protocol.kv.segments import SegmentError
-from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
@@ -90,7 +87,7 @@ def load(setup: WorkerSetup) -> Engine:
     # The GPU is the target's; the host computes little beside a call.
     compute_on_processor()
     converted = Converted.open(Path(setup.model))
-    return CoreMlEngine(converted, open_runtime(converted), setup.epoch, setup.owner)
+    return CoreMlEngine(converted, open_runtime(converted))
 
 
 class CoreMlEngine(ColumnsEngine):
@@ -99,8 +96,7 @@ class CoreMlEngine(ColumnsEngine):
     name = "coreml"
     joint = True
 
-    def __init__(self, converted: Converted, runtime: Runtime, epoch: int = 0, owner: int | None = None) -> None:
-        """`owner`: the process that owns the caches' shared memory; None for caches without shared memory."""
+    def __init__(self, converted: Converted, runtime: Runtime) -> None:
         package = converted.package
         self.model = str(converted.folder)
         self.architecture = package.shape.architecture
@@ -109,7 +105,7 @@ class CoreMlEngine(ColumnsEngine):
         self.device = runtime.device
         self.tokenizer = converted.vocabulary_fingerprint()
         self._forward = PackageForward(package, converted.tables, runtime)
-        self._pool = CachePool(package, exchange_of(package, epoch, owner))
+        self._pool = CachePool(package)
         self._selectors: dict[int, CandidateSelector] = {}
         """By the size of the target's vocabulary."""
 
@@ -142,7 +138,7 @@ class CoreMlEngine(ColumnsEngine):
 
 
 class CoreMlSequence(EngineSequence):
-    """The rows of one sequence, whose cache is a pool's arena. A row without a slot has no candidates."""
+    """The rows of one sequence, whose cache is a pool's. A row without a slot has no candidates."""
 
     copyable = True
 
@@ -198,20 +194,6 @@ class CoreMlSequence(EngineSequence):
         other = CoreMlSequence(self._forward, self._pool, sampling, vocabulary, self._selectors)
         other.host.begin_with(self.host, length)
         return other
-
-    @property
-    def size(self) -> int:
-        return self.host.size
-
-    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
-        try:
-            self.host.adopt(reference, reference.tokens)
-        except (ArenaError, SegmentError) as error:
-            return str(error)
-        return ""
-
-    def save(self) -> KvReference | None:
-        return self.host.save(self.committed)
 
     def close(self) -> None:
         self.host.close()

@@ -10,13 +10,13 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.training.answers import unpack_text, write_answers
+from draft_worker.training.answers import write_answers
 from draft_worker.training.held_out import Examiner
-from draft_worker.training.kinds import KINDS, Kind
+from draft_worker.training.language import LanguageTraining
 from draft_worker.training.loop import Shell, Stopped, TrainingLoop, settings
 from draft_worker.training.rows import HELD_OUT, Shards
 from draft_worker.training.saved_state import Progressed, head_tokens, kept_head_tokens, require_same
-from draft_worker.training.states import claim, record_states, tap_of
+from draft_worker.training.states import claim, record_states
 from draft_worker.training.target import Target, require_plain, trained
 from protocol.child_process import Failed, claim_output
 from protocol.contracts.training import (
@@ -28,7 +28,6 @@ from protocol.contracts.training import (
     TrainingReport,
 )
 from protocol.errors import InputError, PipelineError
-from protocol.messages.features import FINAL
 from protocol.processes import QualityOfService, set_quality_of_service
 
 REPORT = Path("training") / "report.json"
@@ -52,22 +51,18 @@ class Process:
         """Raises Stopped. The time of the training is what the preparation leaves of it."""
         order, choices, began = self._order, self._order.choices, time.monotonic()
         target = Target(Path(order.target))
-        kind = KINDS[choices.kind]
-        wanted = (*kind.outputs(target, choices.layers), FINAL)
-        trained_for = self._require_possible(target, kind, wanted)
+        trained_for = self._require_possible(target)
 
         def over(share: float) -> bool:
             return 0 < share * self._order.choices.minutes * 60 < time.monotonic() - began + trained_for
 
-        if order.text:
-            unpack_text(Path(order.text), target.vocabulary, self._work, choices)
         prompts = Path(order.prompts) if order.prompts else None
         write_answers(target, prompts, order.ends, self._work, choices, self._prepared, over)
-        outputs = record_states(target, self._work, wanted, self._prepared, over)
+        record_states(target, self._work, self._prepared, over)
         shards, held_out = Shards(self._work), Shards(self._work / HELD_OUT)
         tokens = head_tokens(self.out, choices.head, shards.written(target.vocabulary))
         mx.random.seed(choices.seed)
-        training = kind.training(target, tokens, outputs, choices.layers)
+        training = LanguageTraining(target, tokens, choices.layers)
         shell = Shell(time.monotonic, lambda: self._stopping, self.report, self._measured)
         examined = Examiner(target, tokens), held_out
         if choices.minutes:
@@ -77,7 +72,6 @@ class Process:
         report = loop.run()
         return TrainingFinished(
             folder=order.out,
-            kind=choices.kind,
             trained_parameters=trained(training.network),
             steps=loop.progressed.step,
             tokens=loop.progressed.tokens,
@@ -97,15 +91,14 @@ class Process:
             raise Stopped
         self.report(progress)
 
-    def _require_possible(self, target: Target, kind: Kind, outputs: tuple[int, ...]) -> float:
+    def _require_possible(self, target: Target) -> float:
         """Seconds of training so far. Raises InputError for what would fail behind stages that take hours."""
         choices = self._order.choices
         require_plain(target)
-        tap_of(target.model, self._order.target)
         seconds = require_same(self.out, settings(choices), target.fingerprint)
         kept_head_tokens(self.out, choices.head, target.vocabulary)
         # Its network is made in vain, but not computed.
-        kind.training(target, np.arange(min(choices.head, target.vocabulary)), outputs, choices.layers)
+        LanguageTraining(target, np.arange(min(choices.head, target.vocabulary)), choices.layers)
         claim(self._work, target)
         return seconds
 

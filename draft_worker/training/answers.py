@@ -1,10 +1,9 @@
-"""The target answers prompts, or answers that exist are unpacked: rows of text in shards. Shards that exist are kept.
+"""The target answers prompts: rows of text in shards. Shards that exist are kept.
 
 The same prompts are held out whatever their order, and also when further prompts are added.
 """
 
 import hashlib
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,6 @@ import mlx.core as mx
 import msgspec
 from mlx_lm.generate import BatchGenerator
 
-from draft_worker.training.own_text import filled, read_own_text
 from draft_worker.training.rows import (
     HELD_OUT,
     TEMPERATURES,
@@ -25,7 +23,6 @@ from draft_worker.training.rows import (
     Over,
     Report,
     answer_files,
-    answers_path,
     read_answers,
     save_answers,
     whole_file,
@@ -199,35 +196,6 @@ def write_answers(
             written += int(shard.own.sum())
             if written >= wanted or over(share):
                 break
-
-
-def unpack_text(file: Path, vocabulary: int, work: Path, choices: TrainingChoices) -> None:
-    """Shards in `work` with at least as many tokens of the target's own, or all that the file has, and those of
-    held-out conversations. Shards that exist are kept; if they are enough, the file is not read.
-
-    Raises InputError for a file of a larger vocabulary.
-    """
-    if answer_files(work / HELD_OUT) and _written(work) >= choices.tokens:
-        return
-    texts = sorted(read_own_text(file), key=lambda text: hashlib.sha256(text.tokens.tobytes()).digest())
-    if len(texts) < FEWEST:
-        raise InputError(f"{file} has too few conversations to train and to measure a drafter with: pass another one.")
-    largest = max(int(text.tokens.max()) for text in texts)
-    if largest >= vocabulary:
-        raise InputError(
-            f"{file} has the token {largest}, and the target has {vocabulary}: pass the file of this target as --text."
-        )
-    held_out = max(1, len(texts) // _SHARE)
-    stages = (work / HELD_OUT, math.inf, texts[:held_out]), (work, choices.tokens, texts[held_out:])
-    for folder, wanted, chosen in stages:
-        answers, written = filled(chosen, choices.slots), 0
-        for number, begin in enumerate(range(0, len(answers.tokens), choices.rows)):
-            if written >= wanted:
-                break
-            shard = Answers(*(each[begin : begin + choices.rows] for each in answers))
-            written += int(shard.own.sum())
-            if not answers_path(folder, number).is_file():
-                save_answers(folder, number, shard)
 
 
 def _packed(

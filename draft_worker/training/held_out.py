@@ -1,4 +1,4 @@
-"""How often a drafter's guesses are right on held-out text, by depth and staleness. Knows no kind of drafter."""
+"""How often a drafter's guesses are right on held-out text, by depth."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -6,11 +6,10 @@ from collections.abc import Iterable
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.training.chains import NO_PLACE, Judge
-from draft_worker.training.kinds import Training
+from draft_worker.training.language import NO_PLACE, Judge, LanguageTraining
 from draft_worker.training.rows import Row
 from draft_worker.training.target import Target
-from protocol.contracts.training import DEPTHS, STALENESS, HeldOut, HeldOutAcceptance
+from protocol.contracts.training import DEPTHS, HeldOut, HeldOutAcceptance
 
 
 class Examiner:
@@ -23,7 +22,7 @@ class Examiner:
         self._index[head_tokens] = np.arange(len(head_tokens))
         self._seed = seed
 
-    def report(self, training: Training, rows: Iterable[Row]) -> HeldOut:
+    def report(self, training: LanguageTraining, rows: Iterable[Row]) -> HeldOut:
         found = defaultdict(list)
         for number, row in enumerate(rows):
             places = np.flatnonzero(row.wanted)
@@ -53,7 +52,7 @@ class Examiner:
 
     def _noise(self, row: Row, places: np.ndarray, chosen: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """(places, head) Gumbel noise, drawn given that the target chose its token with it."""
-        logits = mx.array(row.states[places, -1]) @ self._head.T / row.temperature
+        logits = mx.array(row.states[places]) @ self._head.T / row.temperature
         highest = np.array(mx.logsumexp(logits, axis=-1))
         return posterior_noise(np.array(logits[:, mx.array(self._tokens)]), highest, chosen, random)
 
@@ -75,10 +74,8 @@ def posterior_noise(
 
 
 def acceptance(temperature: float, hits: np.ndarray) -> HeldOutAcceptance:
-    """Of (places, STALENESS, DEPTHS) hits, as `Training.hits` gives them."""
-    rates = tuple(
-        tuple(_conditional(hits[:, stale, : depth + 1]) for depth in range(DEPTHS)) for stale in range(STALENESS)
-    )
+    """Of (places, DEPTHS) hits, as `LanguageTraining.hits` gives them."""
+    rates = tuple(_conditional(hits[:, : depth + 1]) for depth in range(DEPTHS))
     return HeldOutAcceptance(temperature, len(hits), rates)
 
 
@@ -89,6 +86,6 @@ def _conditional(hits: np.ndarray) -> float | None:
 
 
 def first_guess(report: HeldOut) -> float:
-    """Share of right first guesses with fresh features, over all places."""
-    counted = [(each.rates[0][0] or 0.0, each.places) for each in report.acceptance]
+    """Share of right first guesses, over all places."""
+    counted = [(each.rates[0] or 0.0, each.places) for each in report.acceptance]
     return sum(rate * places for rate, places in counted) / max(1, sum(places for _, places in counted))

@@ -1,23 +1,27 @@
-"""A few layers of the target in training, as a language model of their own. It reads no features, so staleness costs
-it nothing."""
+"""A few layers of the target in training, as a language model of their own, and which places of a row count."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from draft_worker.drafters.files import parameters, save
-from draft_worker.training.chains import CHAIN, Judge, counted, no_hits, reach, windows
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, trained
 from protocol.contracts.model_folder import HEAD_TOKENS
+from protocol.contracts.training import DEPTHS
 from protocol.errors import InputError
 
-_LAYERS = 3
+Judge: TypeAlias = Callable[[np.ndarray, mx.array], np.ndarray]
+"""(n,) slots and the (n, head) logits of the tokens behind them, to (n,) bools: the guess is the target's token."""
+NO_PLACE = -1
+GIVEN = 0.15
+"""Share of the places in prompts that count: the draft reads them, and need not guess them."""
 
 
 class Layers(nn.Module):
@@ -40,32 +44,37 @@ class Layers(nn.Module):
 class LanguageTraining:
     """A language model of a few of the target's layers, between its embedding and a part of its head."""
 
-    def __init__(self, target: Target, head_tokens: np.ndarray, _: tuple[int, ...], layers: int) -> None:
+    def __init__(self, target: Target, head_tokens: np.ndarray, layers: int) -> None:
+        """`head_tokens`: (head,) ascending, those that it can guess."""
         last = target.layers - 1
         self._target, self._head_tokens = target, head_tokens
-        self._chosen = sorted({*range(min((layers or _LAYERS) - 1, last)), last})
+        self._chosen = sorted({*range(min(layers - 1, last)), last})
         self._head = target.head(mx.array(head_tokens))
         self.network = Layers(target, self._chosen)
         self.parameters_per_guess = trained(self.network) + self._head.size
+        """Parameters that a chain of guesses reads, by guess."""
 
     def loss(self, row: Row, random: np.random.Generator) -> mx.array:
+        """A scalar; 0 if nothing in the row counts."""
         places = counted(row, random)
         if not len(places):
             return mx.array(0.0)
         # A draft whose head is its embedding can also guess the tokens of its context.
         context = row.tokens if self._target.tied else row.tokens[:0]
         head = self._target.head(mx.array(np.union1d(self._head_tokens, context)))
-        choices = wanted(mx.array(row.states[places, -1]) @ head.T, row.temperature)
+        choices = wanted(mx.array(row.states[places]) @ head.T, row.temperature)
         return loss(self._states(row, places) @ head.T, choices).mean()
 
     def hits(self, row: Row, places: np.ndarray, judge: Judge) -> np.ndarray:
+        """(places, DEPTHS) int8: 1 the guess is right, 0 wrong, NO_PLACE where none is wanted. Guess d of place p is
+        the token behind slot p + d, where the tokens in front of it are the target's own."""
         right = np.zeros(len(row.tokens), np.int8)
         right[places] = judge(places, self._states(row, places) @ self._head.T)
-        chain, lengths = no_hits(places), np.minimum(reach(row)[places], CHAIN)
-        for step in range(CHAIN):
-            going = lengths > step
-            chain[going, step] = right[places[going] + step]
-        return windows(chain)
+        found, lengths = np.full((len(places), DEPTHS), NO_PLACE, np.int8), reach(row)[places]
+        for depth in range(DEPTHS):
+            going = lengths > depth
+            found[going, depth] = right[places[going] + depth]
+        return found
 
     def write(self, folder: Path) -> None:
         named = {f"model.{name}": array for name, array in parameters(self.network)}
@@ -97,7 +106,22 @@ def _copied(target: Target, number: int) -> nn.Module:
         layer.load_weights(list(target.layer(number).items()))
     except (TypeError, AttributeError, ValueError) as error:
         raise InputError(
-            f"The layers of {target.folder} can't be trained one by one ({error}): choose the kind eagle3, or a target "
-            "of the Llama or Qwen family."
+            f"The layers of {target.folder} can't be trained one by one ({error}): choose a target of the Llama or "
+            "Qwen family."
         ) from error
     return layer
+
+
+def counted(row: Row, random: np.random.Generator) -> np.ndarray:
+    """Places that count in a loss, ascending."""
+    inside = np.zeros(len(row.tokens), bool)
+    inside[:-1] = row.starts[1:] == row.starts[:-1]
+    return np.flatnonzero(row.wanted | (inside & (random.random(len(row.tokens)) < GIVEN)))
+
+
+def reach(row: Row) -> np.ndarray:
+    """(slots,): how many places from this one on, without a gap, have a next token that the target wrote."""
+    lengths = np.zeros(len(row.wanted) + 1, np.int32)
+    for slot in range(len(row.wanted) - 1, -1, -1):
+        lengths[slot] = lengths[slot + 1] + 1 if row.wanted[slot] else 0
+    return lengths[:-1]

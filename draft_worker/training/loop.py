@@ -1,6 +1,6 @@
 """Steps until the time or the steps are over, or until a stop; the same steps whether interrupted or not.
 
-Knows no kind of drafter. The order of rows and all chance come from the seed and the number of the step.
+The order of rows and all chance come from the seed and the number of the step.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_map
 
 from draft_worker.training.held_out import Examiner, first_guess
-from draft_worker.training.kinds import Training
+from draft_worker.training.language import LanguageTraining
 from draft_worker.training.optimisers import Optimisers, rate
 from draft_worker.training.rows import Row, Shards
 from draft_worker.training.saved_state import Progressed, restore, save
@@ -49,7 +49,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        training: Training,
+        training: LanguageTraining,
         shards: Shards,
         held_out: tuple[Examiner, Shards],
         choices: TrainingChoices,
@@ -184,4 +184,4 @@ class TrainingLoop:
 
 def settings(choices: TrainingChoices) -> str:
     """What a training can't change on its way."""
-    return f"--kind {choices.kind} --head {choices.head} --layers {choices.layers} --seed {choices.seed}"
+    return f"--head {choices.head} --layers {choices.layers} --seed {choices.seed}"

@@ -17,9 +17,6 @@ class Wanted(NamedTuple):
     """(n,) its best token among the head's."""
     temperature: float
 
-    def at(self, places: mx.array) -> "Wanted":
-        return Wanted(self.p[places], self.best[places], self.temperature)
-
 
 def wanted(logits: mx.array, temperature: float) -> Wanted:
     """Of the target's (n, head) logits."""

@@ -1,9 +1,8 @@
 """Rows of text that the target wrote, with its states: their files, and the order in which training reads them.
 
-A folder holds answers/shard-XXXX.npz and states/shard-XXXX.npy, and states/outputs.json, which names the outputs.
+A folder holds answers/shard-XXXX.npz and final-states/shard-XXXX.npy.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ Over: TypeAlias = Callable[[float], bool]
 """Whether this share of the time has passed."""
 Report: TypeAlias = Callable[[TrainingProgress], None]
 """May raise to end the process: what is unfinished then is written again."""
-_ANSWERS, _STATES, _OUTPUTS = "answers", "states", "outputs.json"
+_ANSWERS, _STATES = "answers", "final-states"
 _LARGEST = 65_000.0
 """Of an fp16 number; residual streams in bf16 may be larger."""
 
@@ -65,7 +64,7 @@ class Row(NamedTuple):
     """(slots,) bool: the target wrote the token behind this one, and that token is in the row."""
     temperature: float
     states: np.ndarray
-    """(slots, outputs, width) float32, in the order of `Shards.outputs`; the last is FINAL."""
+    """(slots, width) float32: behind the final norm."""
 
 
 class Shards:
@@ -75,7 +74,6 @@ class Shards:
         self._folder = folder
         self._answers: list[Answers] = []
         self._states: list[np.ndarray] = []
-        self.outputs = stated_outputs(folder)
         self.refresh()
 
     def refresh(self) -> int:
@@ -153,26 +151,9 @@ def stored(states: np.ndarray) -> np.ndarray:
 
 
 def save_states(folder: Path, shard: int, states: np.ndarray) -> None:
-    """`states` (rows, slots, outputs, width), as `stored` gives them. Raises PipelineError if it can't be written."""
+    """`states` (rows, slots, width), as `stored` gives them. Raises PipelineError if it can't be written."""
     with whole_file(states_path(folder, shard)) as unfinished:
         np.save(unfinished, states)
-
-
-def stated_outputs(folder: Path) -> tuple[int, ...]:
-    """Which outputs the states of `folder` hold; none if there are no states."""
-    path = folder / _STATES / _OUTPUTS
-    return tuple(json.loads(path.read_text())) if path.is_file() else ()
-
-
-def state_outputs(folder: Path, outputs: tuple[int, ...]) -> None:
-    """Say which outputs the states of `folder` hold. States of others are removed."""
-    path = folder / _STATES / _OUTPUTS
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if stated_outputs(folder) != outputs:
-        for file in path.parent.glob("shard-????.npy"):
-            file.unlink()
-        with whole_file(path) as unfinished:
-            unfinished.write_text(json.dumps(outputs))
 
 
 @contextmanager

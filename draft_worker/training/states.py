@@ -3,12 +3,10 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import msgspec
 import numpy as np
-from mlx_lm.models.cache import make_prompt_cache
 
 from draft_worker.training.rows import (
     HELD_OUT,
@@ -20,8 +18,6 @@ from draft_worker.training.rows import (
     answers_path,
     read_answers,
     save_states,
-    state_outputs,
-    stated_outputs,
     states_path,
     stored,
     whole_file,
@@ -29,8 +25,6 @@ from draft_worker.training.rows import (
 from draft_worker.training.target import Target
 from protocol.contracts.training import TrainingProgress
 from protocol.errors import InputError
-from protocol.inference.tap import LayerTap, proved_tap
-from protocol.messages.features import FINAL
 
 _TARGET = "target.json"
 _ELEMENT = 2
@@ -39,37 +33,13 @@ _STATES_SHARE = 0.6
 """Of the time: when recording ends with what it has."""
 
 
-def tap_of(model: Any, folder: str) -> LayerTap:
-    """Raises InputError for a target whose states can't be recorded."""
-    tap = proved_tap(model)
-    if tap is None:
-        raise InputError(
-            f"The states of {folder} can't be recorded, because its layers are no plain stack: choose another target."
-        )
-    return tap
-
-
-def recorded(model: Any, tap: LayerTap, outputs: tuple[int, ...], answers: Answers) -> Iterator[np.ndarray]:
-    """For each row the (slots, outputs, width) states. `outputs` ascending but for FINAL, which is the last."""
-    order = sorted(outputs)
-    places = [order.index(output) for output in outputs]
-    tap.record(tuple(order))
-    try:
-        for tokens, starts in zip(answers.tokens, answers.starts, strict=True):
-            begins = np.unique(starts)
-            ends = [*begins[1:], len(tokens)]
-            parts = [states_of(model, tap, tokens[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-            yield np.concatenate(parts).reshape(len(tokens), len(order), -1)[:, places]
-    finally:
-        tap.record(())
-
-
-def states_of(model: Any, tap: LayerTap, tokens: np.ndarray) -> np.ndarray:
-    """(tokens, outputs * width) float32 of one text, in the order of the outputs that the tap records."""
-    model(mx.array(tokens)[None], cache=make_prompt_cache(model))
-    found = tap.take()
-    assert found is not None, "the tap records"
-    return found.numbers
+def final_states(target: Target, answers: Answers) -> Iterator[np.ndarray]:
+    """For each row the (slots, width) states behind the final norm."""
+    for tokens, starts in zip(answers.tokens, answers.starts, strict=True):
+        begins = np.unique(starts)
+        ends = [*begins[1:], len(tokens)]
+        texts = [mx.array(tokens[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        yield np.concatenate([np.array(target.states(text).astype(mx.float32)) for text in texts])
 
 
 class _Owner(msgspec.Struct):
@@ -101,37 +71,22 @@ def _owner(path: Path) -> _Owner | None:
         raise InputError(f"{path} is damaged ({error}): pass another folder as --work.") from error
 
 
-def record_states(
-    target: Target, work: Path, outputs: tuple[int, ...], report: Report, over: Over = lambda _: False
-) -> tuple[int, ...]:
-    """States of all shards, or of the rows that there is time for, with these outputs at least and FINAL last. Returns
-    which they hold.
-
-    Raises InputError for a target without taps.
-    """
-    known = stated_outputs(work)
-    if not set(outputs) <= set(known):
-        known = (*sorted({*outputs, *known} - {FINAL}), FINAL)
+def record_states(target: Target, work: Path, report: Report, over: Over = lambda _: False) -> None:
+    """States of all shards, or of the rows that there is time for."""
     folders = work / HELD_OUT, work
     written = [(number, folder) for folder in folders for number in range(len(answer_files(folder)))]
     missing = [
         (folder, number)
         for number, folder in sorted(written, key=lambda each: each[0])
-        if known != stated_outputs(folder) or not states_path(folder, number).is_file()
+        if not states_path(folder, number).is_file()
     ]
-    if missing:
-        _require_space(work, missing, len(known) * target.width)
-    for folder in folders:
-        state_outputs(folder, known)
-    if not missing:
-        return known
-    tap = tap_of(target.model, str(target.folder))
+    _require_space(work, missing, target.width)
     for done, (folder, number) in enumerate(missing):
         if number and over(_STATES_SHARE):
             break
         answers = read_answers(answers_path(folder, number))
-        states = np.empty((*answers.tokens.shape, len(known), target.width), np.float16)
-        for row, each in enumerate(recorded(target.model, tap, known, answers)):
+        states = np.empty((*answers.tokens.shape, target.width), np.float16)
+        for row, each in enumerate(final_states(target, answers)):
             states[row] = stored(each)
             share = done + (row + 1) / len(answers.tokens)
             report(TrainingProgress(stage="the target's states", done=share, total=len(missing)))
@@ -139,18 +94,14 @@ def record_states(
                 states = states[: row + 1]
                 break
         save_states(folder, number, states)
-    return known
 
 
-def _require_space(work: Path, missing: list[tuple[Path, int]], elements: int) -> None:
-    """`elements` of a slot. States of other outputs are removed first, so their space counts as free."""
+def _require_space(work: Path, missing: list[tuple[Path, int]], width: int) -> None:
     slots = sum(read_answers(answers_path(folder, number)).tokens.size for folder, number in missing)
-    needed = slots * elements * _ELEMENT
-    replaced = [states_path(folder, number) for folder, number in missing]
-    free = shutil.disk_usage(work).free + sum(path.stat().st_size for path in replaced if path.is_file())
+    needed, free = slots * width * _ELEMENT, shutil.disk_usage(work).free
     if needed > free:
         raise InputError(
-            f"The target's states take {needed / 1e9:.1f} GB ({slots:,} tokens x {elements:,} numbers x {_ELEMENT} "
+            f"The target's states take {needed / 1e9:.1f} GB ({slots:,} tokens x {width:,} numbers x {_ELEMENT} "
             f"bytes), and the disk of {work} has {free / 1e9:.1f} GB free: free space and start the same command "
             "again, or move this folder to a larger disk and pass it as --work."
         )

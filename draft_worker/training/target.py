@@ -57,41 +57,15 @@ class Target:
         return self.config.get("rms_norm_eps", 1e-6)
 
     @property
-    def rope_base(self) -> float:
-        """As the model reads it: newer files state it in `rope_parameters`, and each architecture has a default."""
-        args = self.model.args
-        nested = getattr(args, "rope_parameters", None) or {}
-        return float(getattr(args, "rope_theta", None) or nested.get("rope_theta") or 10_000.0)
-
-    @property
-    def rope_scaling(self) -> dict[str, Any] | None:
-        """As the model reads it. None for plain positions, and for those in three parts: for text they are plain."""
-        args = self.model.args
-        stated = getattr(args, "rope_scaling", None) or getattr(args, "rope_parameters", None) or {}
-        kind = stated.get("type") or stated.get("rope_type", "default")
-        if kind in ("default", "mrope"):
-            return None
-        repeated = {"rope_theta", "type"} if "rope_type" in stated else {"rope_theta"}
-        return {name: value for name, value in stated.items() if name not in repeated}
-
-    @property
     def vocabulary(self) -> int:
         return self.stack.embed_tokens.weight.shape[0]
 
-    def size(self, name: str) -> int:
-        """A field of config.json. Raises InputError if it is not there."""
-        value = self.config.get(name)
-        if not isinstance(value, int):
-            raise InputError(f"The config.json of {self.folder} states no {name}: choose a target of the Llama family.")
-        return value
-
-    @property
-    def head_width(self) -> int:
-        """Elements of an attention head."""
-        return self.config.get("head_dim") or self.width // self.size("num_attention_heads")
-
     def embed(self, tokens: mx.array) -> mx.array:
         return self.stack.embed_tokens(tokens).astype(mx.float32)
+
+    def states(self, tokens: mx.array) -> mx.array:
+        """(tokens, width): of one text, behind the final norm."""
+        return self.stack(tokens[None], cache=make_prompt_cache(self.model))[0]
 
     def head(self, tokens: mx.array | None = None) -> mx.array:
         """(tokens, width) rows of the head: of these tokens, or of all."""
@@ -119,13 +93,6 @@ def rows(module: Any, chosen: mx.array | None = None) -> mx.array:
     return mx.dequantize(*parts, group_size=module.group_size, bits=module.bits, mode=mode).astype(mx.float32)
 
 
-def fitting(network: nn.Module, found: dict[str, mx.array]) -> list[tuple[str, mx.array]]:
-    """Those of the weights that the network has a place for, by name and shape."""
-    flat: Any = tree_flatten(network.parameters())
-    shapes = {name: array.shape for name, array in flat}
-    return [(name, array) for name, array in found.items() if shapes.get(name) == array.shape]
-
-
 def trained(network: nn.Module) -> int:
     """Parameters that training changes."""
     flat: Any = tree_flatten(network.trainable_parameters())
@@ -140,10 +107,10 @@ _TOLERANCE = 0.1
 def require_plain(target: Target) -> None:
     """Raises InputError naming what differs: such a training would copy or imitate something else than the target."""
     first, norm = target.stack.layers[0], target.stack.norm
-    calls: dict[int, tuple[mx.array, mx.array]] = {}
+    calls: dict[int, mx.array] = {}
 
     def see(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> Any:
-        calls[id(module)] = arguments[0], result
+        calls[id(module)] = arguments[0]
         return result
 
     tokens = mx.arange(_TOKENS) * (target.vocabulary // _TOKENS)
@@ -151,14 +118,14 @@ def require_plain(target: Target) -> None:
         logits = target.model(tokens[None], cache=make_prompt_cache(target.model))
     if not {id(first), id(norm)} <= {*calls}:
         raise _refused(target, "does not call its first layer or its final norm")
-    entering, (before, behind) = calls[id(first)][0], calls[id(norm)]
+    entering, before = calls[id(first)], calls[id(norm)]
     # With a mean that is far from 0, by which a LayerNorm shows.
     shifted = before + mx.abs(before).max()
     if not _close(entering[0], target.embed(tokens)):
         raise _refused(target, "changes its embedding in front of the first layer (a scale, or positions)")
     if not _close(norm(shifted), mx.fast.rms_norm(shifted.astype(mx.float32), target.norm, target.norm_epsilon)):
         raise _refused(target, "has a final norm that is no RMSNorm with its stored weight")
-    if not _close(logits, behind.astype(mx.float32) @ target.head().T):
+    if not _close(logits, target.states(tokens).astype(mx.float32) @ target.head().T):
         raise _refused(target, "changes its logits behind the head (a scale, a cap or a bias)")
 
 

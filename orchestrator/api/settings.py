@@ -21,7 +21,6 @@ from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.sampling_defaults import model_sampling
 from orchestrator.machine.servers import host_port
 from orchestrator.machine.target import checked_hosts, traffic_note
-from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.memory_plan import fitted
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from protocol.contracts.coreml import OnProgress
@@ -82,8 +81,6 @@ class PipelineSettings(Options, frozen=True, kw_only=True, forbid_unknown_fields
     """Write every event of the state machine to this file."""
     pace: str | None = None
     """A shipped device profile's name or a file's path; the workers are then as slow as its devices."""
-    draft_link: Annotated[EmulatedLink | None, NOT_IN_AR] = None
-    """Delay what goes to the draft and comes from it, as a link between machines would."""
     trace: str = ""
     """A folder that every process writes its spans to at the end, for `orchestrator.lab.profile`."""
 
@@ -117,7 +114,7 @@ def checked_setup(
     own = bool(settings.draft_command)
     pair = pair_for(settings.target, settings.draft_engine, settings.draft, on_progress, own=own)
     folder, choice, options = pair.target, pair.draft, settings.options
-    measured = settings.pace is not None or settings.draft_link is not None or settings.trace
+    measured = settings.pace is not None or settings.trace
     if choice.auto is not None and (measured or own):
         # A second draft would change what is measured, and a program of the user's own has no engine.
         choice = DraftChoice("mlx", Path(choice.auto.checkpoint))
@@ -148,7 +145,6 @@ def checked_setup(
         listening=None if settings.listen is None else _listening(settings.listen),
         draft_command=settings.draft_command,
         record=settings.record,
-        draft_link=settings.draft_link,
         pace=None if settings.pace is None else load_profile(settings.pace),
         auto=choice.auto if STRATEGIES[options.strategy].drafts else None,
         trace=settings.trace,

@@ -104,10 +104,7 @@ def kv_bits_option(*ineffective: Ineffective) -> Decorator:
 
 def draft_option(*ineffective: Ineffective, default: str = "") -> Decorator:
     """`default`: what is taken without the option."""
-    words = (
-        "The same for the draft: a model with the target's tokenizer, or a drafter that was trained for the target. "
-        "exit or exit:LAYERS: the target's own first layers."
-    )
+    words = "The same for the draft: a model with the target's tokenizer, or a drafter that was trained for the target."
     return setting("--draft", *ineffective, metavar="MODEL", help=f"{words} {default}".strip())
 
 

@@ -27,8 +27,7 @@ class Machine(Rounds):
             ("target", Fault): self._on_target_fault,
             ("prefill", KvOffer): self._on_kv_offer,
             ("prefill", Fault): self._on_prefill_fault,
-            ("draft", KvOffer): self._on_draft_arena,
-            ("draft", Prefilled): self._on_adopted,
+            ("draft", Prefilled): self._on_reused,
             ("draft", Fault): self._on_draft_fault,
         }
 
@@ -44,7 +43,7 @@ class Machine(Rounds):
     @property
     def kv_warnings(self) -> int:
         """How often KV of other requests was offered and could not be used."""
-        return self.prefills.warnings + self.drafts.histories.warnings
+        return self.prefills.warnings
 
     def _on_tick(self, event: Tick, now: float) -> Ready:
         again, lost, replace = self._timeouts.overdue(now)
@@ -111,9 +110,7 @@ class Machine(Rounds):
 
     def _on_kv_offer(self, offer: KvOffer, by: Arrived, now: float) -> Ready:
         request = self.requests.get(offer.request)
-        commands = self.prefills.add_arena(by.role, request, offer, now)
-        # A draft that shares the target's KV may have waited for it.
-        return Ready(commands if request is None else [*commands, *self.drafts.begin(request, now)])
+        return Ready(self.prefills.add_arena(by.role, request, offer, now))
 
     def _on_target_fault(self, fault: Fault, by: Arrived, now: float) -> Ready:
         request = self._faulty(fault)
@@ -153,10 +150,6 @@ class Machine(Rounds):
         relayed = self._features.relay(features, self.drafts.feature_readers(features.request))
         return self._stale() if relayed is None else Ready(relayed)
 
-    def _on_draft_arena(self, offer: KvOffer, by: Arrived, now: float) -> Ready:
-        self.drafts.add_arena(by.incarnation, offer)
-        return Ready([])
-
-    def _on_adopted(self, adopted: Prefilled, by: Arrived, now: float) -> Ready:
-        self.drafts.note_adoption(by.incarnation, adopted)
+    def _on_reused(self, reused: Prefilled, by: Arrived, now: float) -> Ready:
+        self.drafts.reused(by.incarnation, reused)
         return Ready([])

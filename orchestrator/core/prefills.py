@@ -79,10 +79,6 @@ class PrefillRouter:
         commands = _release(self._arenas.offer(offer, request.tokens))
         return [*commands, self._start(request, now)] if awaited else commands
 
-    def written(self, request: Request) -> KvReference | None:
-        """The arena that has most of the request's first tokens, for a draft that shares the target's KV."""
-        return self._arenas.find(request.tokens)
-
     def prefilled(self, request: Request, message: Prefilled) -> list[Command]:
         """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
         self._costs.observe_target(message.tokens, message.adopted, message.seconds)

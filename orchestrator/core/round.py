@@ -43,9 +43,7 @@ class Rounds:
         self._workers = WorkerRegistry(options.context_limit)
         self._timeouts = ResponseTimeouts(self.requests, self._workers)
         self._features = FeatureRelay(self.requests, self._workers)
-        self.drafts = DraftPool(
-            self.strategy, self.requests, self._workers, self.meter, self.prefills.written, options.placement
-        )
+        self.drafts = DraftPool(self.strategy, self.requests, self._workers, self.meter, options.placement)
         self._profile = profile
         self._handlers: dict[type[Any], Callable[[Any, float], Ready]] = {
             Submitted: self._on_submitted,

@@ -78,19 +78,13 @@ class WorkerRegistry:
         )
 
     def features_read(self) -> Tap:
-        """What the target is to record: the outputs of its layers that the drafts read, ascending, projected where that
-        is possible and they pass through a network. Later drafts get no features where all together read more than a
-        target records."""
+        """What the target is to record: the outputs of its layers that the drafts read, ascending. Later drafts get no
+        features where all together read more than a target records."""
         read: set[Output] = set()
-        readers = [draft for draft in self._of("draft") if draft.hello.features is not None]
-        forms = [draft.hello.features for draft in readers if draft.hello.features is not None]
-        for form in forms:
+        for form in (draft.hello.features for draft in self._of("draft") if draft.hello.features is not None):
             if len(read | set(form.outputs)) <= MAX_OUTPUTS:
                 read |= set(form.outputs)
-        travels = any(worker.remote for worker in (*readers, *self._of("target")))
-        # Projected rows are of use to one drafter alone.
-        projection = forms[0].projection if travels and len(set(forms)) == 1 else None
-        return Tap(tuple(sorted(read)), projection)
+        return Tap(tuple(sorted(read)))
 
     def add(self, event: WorkerUp, now: float) -> None:
         role = event.hello.role
@@ -159,15 +153,6 @@ def mismatch(one: Hello, other: Hello) -> str | None:
     if draft.tokenizer_fingerprint and draft.tokenizer_fingerprint != target.tokenizer_fingerprint:
         return foreign_tokenizer(model_name(draft.model), model_name(target.model))
     return None if draft.features is None else _unreadable(draft, draft.features, target)
-
-
-def shares_first_layers(draft: Hello, target: Hello) -> bool:
-    """Whether the draft is the first layers of this target, and can adopt their KV from the target's arenas."""
-    ours, theirs = draft.kv, target.kv
-    if ours is None or theirs is None or ours.layers > theirs.layers:
-        return False
-    alike = (ours.kv_heads, ours.head_size, ours.element) == (theirs.kv_heads, theirs.head_size, theirs.element)
-    return alike and draft.model_fingerprint == target.model_fingerprint
 
 
 def foreign_tokenizer(draft: str, target: str, difference: str = "") -> str:

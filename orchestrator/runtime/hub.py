@@ -15,7 +15,7 @@ from orchestrator.machine.network import require_unused
 from orchestrator.runtime.guard import ZAP_DOMAIN, Guard
 from protocol.errors import InputError, WireError
 from protocol.messages.base import Message
-from protocol.messages.features import FeatureBlock, FeatureShipment, ProjectionBlock, ProjectionShipment
+from protocol.messages.features import FeatureBlock, FeatureShipment
 from protocol.messages.remote import KvBlock
 from protocol.security.keys import KeyPair
 from protocol.transport import MAX_FRAME, Stamp, checked_endpoint, configured_socket, decode, encode
@@ -92,7 +92,7 @@ class Hub:
             return False
         return True
 
-    def ship(self, peer: bytes, shipment: FeatureShipment | ProjectionShipment, stamp: Stamp) -> bool:
+    def ship(self, peer: bytes, shipment: FeatureShipment, stamp: Stamp) -> bool:
         """Queue a block and its bytes, for which the peer's queue must have room; False if they were not queued."""
         try:
             self.socket.send_multipart([peer, encode(shipment.block, stamp), shipment.payload], zmq.NOBLOCK)
@@ -126,13 +126,6 @@ class Hub:
                     self._on_reject(peer, str(error))
                 continue
             yield Arrival(peer, stamp, message, identity, b"".join(frames[1:]))
-
-    def timeout(self, wait: float) -> float:
-        """Seconds to poll before the next `receive`, at most `wait`."""
-        return wait
-
-    def cut(self, incarnation: int) -> None:
-        """Drop what is still under way of an ended life: nothing."""
 
     def _next(self) -> tuple[bytes, list[bytes], bytes]:
         """The next message's peer and frames, and the sender's key if there is a guard."""
@@ -188,9 +181,9 @@ def _parsed(frames: list[bytes], expected: Any, limit: int) -> tuple[Stamp, Any]
     if not 1 <= len(frames) <= 2:
         raise WireError("A peer sent a message of several frames.")
     stamp, message = decode(frames[0], expected, limit)
-    if len(frames) == 2 and not isinstance(message, KvBlock | FeatureBlock | ProjectionBlock):
+    if len(frames) == 2 and not isinstance(message, KvBlock | FeatureBlock):
         raise WireError("A peer sent a message of several frames.")
-    if len(frames) == 1 and isinstance(message, KvBlock | FeatureBlock | ProjectionBlock):
+    if len(frames) == 1 and isinstance(message, KvBlock | FeatureBlock):
         raise WireError("A peer sent a block without its bytes.")
     return stamp, message
 

@@ -146,7 +146,7 @@ class Orchestrator:
         due = [self._machine.deadline(), self._workers.deadline(), self._subscribers.deadline(), self._next_ping]
         due.append(self._draft_engine.deadline())
         due.append(None if self._kept is None else time.monotonic() + _OFFER_SECONDS)
-        wait = self._workers.local.timeout(min(at for at in due if at is not None) - time.monotonic())
+        wait = min(at for at in due if at is not None) - time.monotonic()
         # Rounded up, so that a poll never ends just before the deadline.
         return max(0, int(wait * 1000) + 1)
 

@@ -36,7 +36,7 @@ from orchestrator.machine.memory.kv_plan import KvPlan, kv_plan, planned_bytes
 from orchestrator.runtime.setup import OrchestratorSetup, core_ml_packages, machines, model_folders, trained_drafter
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import NO_DRAFT
-from protocol.contracts.model_folder import PROCESSOR_BYTES, SHARED, ModelFolder, layer_number, stated_shape
+from protocol.contracts.model_folder import PROCESSOR_BYTES, SHARED, ModelFolder, stated_shape
 from protocol.errors import InputError
 from protocol.kv.segments import free_shared_memory
 from protocol.messages.base import MAX_CONTEXT, Role
@@ -126,8 +126,7 @@ def _planned(
         stated = {"arena_memory": options.arenas, "prefix_cache_memory": options.prefix_cache}
         return msgspec.structs.replace(setup, options=msgspec.structs.replace(options, **stated))
     arenas = None if options.arena_memory == "auto" else options.arena_memory << 20
-    handed_over = setup.prefill_engine != "none" or setup.draft_engine == "layerskip"
-    if arenas is None and (handed_over or options.prefix_cache_memory == 0):
+    if arenas is None and (setup.prefill_engine != "none" or options.prefix_cache_memory == 0):
         # Here arenas are no copies: other processes take KV from them, or it is nowhere else.
         arenas = min(FIXED_ARENAS << 20, FIXED_ARENAS << 20 if shared is None else shared)
     if setup.target_hosts is not None or setup.target_engine != "mlx":
@@ -217,11 +216,8 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
     processor, target = computes_on_processor(), ModelFolder(Path(setup.target))
     models = [_model(role, ModelFolder(folder), processor, setup) for role, folder in model_folders(setup).items()]
     drafter, packages = trained_drafter(setup), core_ml_packages(setup)
-    rings = False
     if drafter is not None:
         models.append(_drafter(drafter, target, processor))
-        found = read_drafter(drafter)
-        rings = found is None or found.kind != "exit"
     drafted = STRATEGIES[setup.options.strategy].drafts and setup.draft_engine != NO_DRAFT
     workers = (setup.target_engine != "none") + drafted + (setup.prefill_engine not in ("none", "guest"))
     tokenizer = target.path / "tokenizer.json"
@@ -232,7 +228,7 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
         packages=tuple(
             PackageNeed(_NAMES[role], loaded_bytes(folder), cache_bytes(folder)) for role, folder in packages.items()
         ),
-        rings=rings,
+        rings=drafter is not None,
         processes=1 + workers,
         tokenizer=tokenizer.stat().st_size if tokenizer.is_file() else 0,
     )
@@ -268,7 +264,7 @@ def _drafter(folder: Path, target: ModelFolder, processor: bool) -> ModelNeed:
 
 def loaded_drafter(folder: Path, target: Path, on_processor: bool) -> int:
     """Bytes of the weights that a trained drafter's process holds: its own, and what it takes of the target's: the
-    embedding and the head, or all but the layers behind an exit.
+    embedding and the head.
 
     Raises InputError for a folder that can't be read.
     """
@@ -278,9 +274,7 @@ def loaded_drafter(folder: Path, target: Path, on_processor: bool) -> int:
     else:
         head = read_drafter(folder, with_own_head=True)
         own = 0 if head is None else head.parameters * (PROCESSOR_BYTES if on_processor else _PARAMETER_BYTES)
-    if drafter is None or drafter.kind != "exit":
-        return own + sum(size for name, size in taken.items() if SHARED.search(name))
-    return own + sum(size for name, size in taken.items() if (layer_number(name) or 0) < drafter.layers)
+    return own + sum(size for name, size in taken.items() if SHARED.search(name))
 
 
 def _held(weights: int, processor: bool) -> int:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from orchestrator.machine.check import Check
 from orchestrator.machine.checkpoints import complete, resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted
-from orchestrator.machine.drafts.draft_choice import draft_choice, is_exit, place_of
+from orchestrator.machine.drafts.draft_choice import draft_choice, place_of
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.kv_plan import about
@@ -74,7 +74,7 @@ def described(folder: Path, report: ModelReport | ModelRefusal) -> Check:
         return Check("target", "fail", report.text)
     higher = f" It is no higher level: {report.reason.rstrip('.')}." if report.reason else ""
     joint = "share a forward" if report.joins else "are evaluated in turns"
-    states = "Its states can't be recorded, so that no trained drafter but an early exit can draft for it."
+    states = "Its states can't be recorded, so that no trained drafter can draft for it."
     if report.recorded_layers:
         states = f"The states of its {report.recorded_layers} layers can be recorded for a trained drafter."
     return Check(
@@ -99,8 +99,6 @@ def draft_finding(name: str, target: str | None = None, on_progress: OnProgress 
             if choice.target is None or is_converted(choice.folder) or not complete(choice.target):
                 return finding
             return _refused(choice.engine, choice.folder, choice.target) or finding
-        if is_exit(AUTO, name):
-            raise InputError(f"{name} is the target's own first layers: name the target too (--target).")
         folder = Path(name).expanduser()
         return _described(folder if is_converted(folder) else resolve(name, "draft", on_progress), None)
     except InputError as error:
@@ -134,22 +132,17 @@ def _described(folder: Path, target: TargetShape | None, *, own_head: bool = Fal
 def told(folder: Path, drafter: Drafter, target: TargetShape | None) -> str:
     """What the drafter is, in sentences. `target`: the one that it fits, if it is known."""
     parts = [
-        f"{model_name(folder)} holds {drafter.name} ({drafter.format} format) for the draft engine {drafter.engine}."
+        f"{model_name(folder)} holds {drafter.name} ({drafter.format} format) for the draft engine {drafter.engine}.",
+        f"It reads {_outputs(drafter, target)} of the target, {drafter.feature_bytes:,} bytes a token in 16 bits.",
     ]
-    if drafter.kind == "exit":
-        parts.append(f"It is the target's first {drafter.layers} layers, and reads none of its states.")
-    else:
-        parts.append(
-            f"It reads {_outputs(drafter, target)} of the target, {drafter.feature_bytes:,} bytes a token in 16 bits."
-        )
     if drafter.drafted is not None and drafter.target_vocabulary is not None:
         parts.append(f"It drafts {drafter.drafted:,} of {drafter.target_vocabulary:,} tokens.")
     if drafter.block > 1:
         parts.append(f"One forward guesses {drafter.block} tokens.")
-    if drafter.kind != "exit":
-        read, head = (drafter.read, "") if target is None else (drafter.read_beside(target), ", head included")
-        held = _millions(drafter.parameters)
-        parts.append(f"A growth step reads {_millions(read)} parameters{head}; its files hold {held}.")
+    read, head = (drafter.read, "") if target is None else (drafter.read_beside(target), ", head included")
+    parts.append(
+        f"A growth step reads {_millions(read)} parameters{head}; its files hold {_millions(drafter.parameters)}."
+    )
     parts.append("It fits this target." if target is not None else "With --target it is checked against a target.")
     return " ".join(parts)
 

@@ -11,7 +11,6 @@ from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.memory.kv_plan import KvPlan
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
-from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName, draft_model
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.messages.base import Role
@@ -58,8 +57,6 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Command to run instead of our draft worker: for a user's own drafting algorithm."""
     record: str = ""
     """Write every event of the state machine to this file."""
-    draft_link: EmulatedLink | None = None
-    """Emulate this link between orchestrator and draft."""
     pace: DeviceProfile | None = None
     """Pace the workers to this device profile."""
     auto: AutoDraft | None = None

@@ -20,7 +20,7 @@ FOLDER_MODEL = "model.mlpackage"
 """A folder with this package is a converted model."""
 FOLDER_FACTS = "package.json"
 """Facts about the package, for processes that can't read packages."""
-FORMAT = 6
+FORMAT = 7
 """Of a converted model's folder; a folder of another format is converted again."""
 
 WeightKind: TypeAlias = Literal["fp16", "int8", "4bit"]
@@ -45,33 +45,15 @@ class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     choices: Choices
 
 
-class FactsLayer(msgspec.Struct, frozen=True):
-    """The part of a package's layer that says what it keeps of a token."""
-
-    convolution: bool = False
-    """It keeps its input; another layer keeps a key and a value."""
-
-
-class FactsShape(msgspec.Struct, frozen=True):
-    """The part of a package's shape that says how large its cache is."""
-
-    layers: tuple[FactsLayer, ...]
-    heads: int
-    key_heads: int
-    head: int
-    """Elements of a head."""
-
-
 class Facts(msgspec.Struct, frozen=True):
-    """The part of FOLDER_FACTS that a process needs to start a draft."""
+    """What FOLDER_FACTS holds, for a process that starts a draft."""
 
     source: str
     """Folder or id of the model that was converted."""
     widths: tuple[int, ...] = ()
     """Each has a function of its own."""
-    context: int = 0
-    """KV slots."""
-    shape: FactsShape | None = None
+    cache_bytes: int = 0
+    """Memory of one request's KV: float32 for every slot, whatever is used."""
     format: int = FORMAT
 
 

@@ -53,7 +53,6 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "model_max_length", "max
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _VOCABULARIES = ("vocab_size", "padded_vocab_size")
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _BITS = re.compile(r"[A-Z]+(\d+)")
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
@@ -297,12 +296,6 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 # Parts of a safetensors file ----------------------------------------------------------------------
-
-
-def layer_number(tensor: str) -> int | None:
-    """The layer to which a tensor of this name belongs; None for one of no layer."""
-    found = _LAYER.search(tensor)
-    return None if found is None else int(found[1])
 
 
 class _Entry(msgspec.Struct):

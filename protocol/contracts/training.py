@@ -1,15 +1,11 @@
 """Arguments and reports of a process that trains a drafter. Plain types; knows no MLX."""
 
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 import msgspec
 
 from protocol.child_process import Failed
 
-TrainedKind: TypeAlias = Literal["eagle3", "lm"]
-TRAINED_KINDS: tuple[str, ...] = get_args(TrainedKind)
-STALENESS = 9
-"""Columns of a report: 0 to 8 tokens without features in front of the first guess."""
 DEPTHS = 5
 """Guesses behind one another that a report counts."""
 
@@ -20,7 +16,6 @@ LONGEST_PROMPT = 220
 class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the user may choose about a training."""
 
-    kind: TrainedKind
     minutes: float = 60.0
     """Time of the training itself, over all its runs. 0: only `steps` ends it."""
     steps: int | None = None
@@ -35,8 +30,8 @@ class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Rows of a step."""
     head: int = 8192
     """Tokens that the drafter can guess."""
-    layers: int = 0
-    """Its decoder layers. 0: the kind's own number."""
+    layers: int = 3
+    """Its decoder layers."""
     seed: int = 0
     report_rows: int = 12
     """Held-out rows of the reports on the way."""
@@ -52,8 +47,6 @@ class TrainingOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder of the target's answers and states, which several trainings can share."""
     prompts: str
     """File of prompts as tokens, a JSON list of turns a line; empty: the answers exist."""
-    text: str = ""
-    """File of conversations that the target wrote (docs/lab/draft-training.md); empty: none."""
     ends: tuple[int, ...] = ()
     """Tokens that end the target's answers to them."""
     choices: TrainingChoices
@@ -69,7 +62,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"
     """That the training has read so far, or that the target has written."""
     loss: float | None = None
     acceptance: float | None = None
-    """Share of held-out places whose first guess is right with fresh features, over all temperatures."""
+    """Share of held-out places whose first guess is right, over all temperatures."""
     seconds_left: float | None = None
 
 
@@ -78,8 +71,8 @@ class HeldOutAcceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     temperature: float
     places: int
-    rates: tuple[tuple[float | None, ...], ...]
-    """By staleness, then by depth: share of right guesses where all guesses in front were right. None: no place."""
+    rates: tuple[float | None, ...]
+    """By depth: share of right guesses where all guesses in front were right. None: no place."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +87,6 @@ class TrainingFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"
     """The end of a training whose time is over."""
 
     folder: str
-    kind: TrainedKind
     trained_parameters: int
     steps: int
     tokens: int

@@ -3,7 +3,7 @@
 Pure. What comes from the wire is checked before it is used.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,11 +20,10 @@ Rows: TypeAlias = NDArray[Any]
 
 
 def chosen(rows: Rows, form: FeatureForm, outputs: Sequence[int]) -> Rows | None:
-    """The columns of `outputs`, in that order, of rows that hold those of `form`; None if one is not there. Projected
-    rows are of all outputs together."""
+    """The columns of `outputs`, in that order, of rows that hold those of `form`; None if one is not there."""
     if tuple(outputs) == form.outputs:
         return rows
-    if form.projection is not None or not set(outputs) <= set(form.outputs):
+    if not set(outputs) <= set(form.outputs):
         return None
     places = [form.outputs.index(output) for output in outputs]
     divided = rows.reshape(len(rows), len(form.outputs), form.width)
@@ -86,14 +85,6 @@ def whole(block: FeatureBlock, payload: bytes) -> Rows | None:
     if _checksum(payload, block.first) != block.checksum:
         return None
     return np.frombuffer(payload, element.numpy_name).reshape(block.rows, width)
-
-
-def projection_key(parts: Iterable[bytes]) -> int:
-    """The key of a matrix with these bytes, row after row."""
-    whole = xxhash.xxh3_64()
-    for part in parts:
-        whole.update(part)
-    return whole.intdigest() & _CHECKSUM_BITS
 
 
 def _checksum(payload: bytes, first: int) -> int:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from msgspec.structs import replace
-
 from protocol.errors import PipelineError
 from protocol.features.blocks import halved, shipments
 from protocol.features.ring import FeatureRing
@@ -95,8 +93,8 @@ class FeatureOutlet:
             yield from self._blocks_of(sequence, unsent)
 
     def _blocks_of(self, sequence: RequestId, unsent: _Unsent) -> Iterator[FeatureShipment]:
-        ring, form = unsent.ring, replace(self.form, projection=unsent.ring.form.projection)
-        most = MAX_PAYLOAD // (form.elements * ElementType.FLOAT16.size) if self.form.reads(form) else 0
+        ring, form = unsent.ring, self.form
+        most = MAX_PAYLOAD // (form.elements * ElementType.FLOAT16.size)
         while most:
             there = ring.available
             first = max(unsent.first, there.start)

@@ -61,19 +61,14 @@ class Arena:
         return cls(name, memory, decode_header(memory[:HEADER_BYTES], len(memory)))
 
     @classmethod
-    def adopt(
-        cls, name: str, layout: ArenaLayout, *, fingerprint: str, epoch: int, tokens: int = 0, deeper: bool = False
-    ) -> "Arena":
+    def adopt(cls, name: str, layout: ArenaLayout, *, fingerprint: str, epoch: int, tokens: int = 0) -> "Arena":
         """An existing arena, checked: raises ArenaError unless it is what the caller expects, and whole.
 
-        Its capacity may differ from that of `layout`, but it must hold at least `tokens` committed tokens. `deeper`: it
-        may have more layers too, of which the caller reads the first.
+        Its capacity may differ from that of `layout`, but it must hold at least `tokens` committed tokens.
         Raises SegmentError if no segment has this name.
         """
         arena = cls.attach(name)
         try:
-            if deeper:
-                layout = replace(layout, layers=max(layout.layers, arena.layout.layers))
             arena._require(layout, fingerprint, epoch)
             arena._require_whole(tokens)
         except (ArenaMismatch, ArenaDamaged):

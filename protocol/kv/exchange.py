@@ -75,13 +75,12 @@ class KvExchange:
         layout = replace(self._layout, capacity=capacity)
         return Arena.create(layout, fingerprint=self.fingerprint, epoch=self._epoch, owner=self._owner)
 
-    def adopt(self, reference: KvReference, *, deeper: bool = False) -> Arena:
-        """The arena of that name, checked; if `deeper`, it may have more layers. Raises ArenaError or SegmentError."""
+    def adopt(self, reference: KvReference) -> Arena:
+        """The arena of that name, checked. Raises ArenaError or SegmentError."""
         return Arena.adopt(
             reference.name,
             self._layout,
             fingerprint=self.fingerprint,
             epoch=self._epoch,
             tokens=reference.tokens,
-            deeper=deeper,
         )

@@ -21,42 +21,19 @@ Outputs: TypeAlias = Annotated[tuple[Output, ...], Meta(max_length=MAX_OUTPUTS)]
 OutputWidth: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
 
 
-class Projection(MessagePart, frozen=True):
-    """A drafter's first step: a token's outputs, joined, times a matrix that makes fewer numbers of them."""
-
-    width: OutputWidth
-    """Elements of a projected row."""
-    key: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    """Hash of the matrix."""
-
-
 class FeatureForm(MessagePart, frozen=True):
     """What a drafter reads of a target for each token: `outputs`, each of `width` elements."""
 
     outputs: Annotated[Outputs, Meta(min_length=1)]
     width: OutputWidth
-    projection: Projection | None = None
-    """Of rows: they are projected. Of a drafter: it also reads rows that are projected in this way."""
 
     def __post_init__(self) -> None:
         _require_ascending(self.outputs)
-        if self.projection is not None and self.projection.width >= self.joined:
-            raise ValueError("a projection must make rows smaller")
-
-    @property
-    def joined(self) -> int:
-        """Elements of a token's outputs."""
-        return len(self.outputs) * self.width
 
     @property
     def elements(self) -> int:
-        """Of a row."""
-        return self.joined if self.projection is None else self.projection.width
-
-    def reads(self, rows: "FeatureForm") -> bool:
-        """Whether a drafter of this form reads rows of that one as they are."""
-        same = (rows.outputs, rows.width) == (self.outputs, self.width)
-        return same and rows.projection in (None, self.projection)
+        """Of a row, which joins a token's outputs."""
+        return len(self.outputs) * self.width
 
 
 class Taps(MessagePart, frozen=True):
@@ -78,8 +55,6 @@ class Tap(Message, frozen=True):
     """To a target: record these outputs from now on, for all sequences. Empty: record nothing."""
 
     outputs: Outputs
-    projection: Projection | None = None
-    """Project the rows of later sequences, once the matrix is there; ask for it by ProjectionWanted."""
 
     def __post_init__(self) -> None:
         _require_ascending(self.outputs)
@@ -132,30 +107,6 @@ class FeaturesTaken(Message, frozen=True):
     """To a remote target: its FeatureBlocks up to this number have arrived, so that it may send more."""
 
     number: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-
-
-class ProjectionWanted(Message, frozen=True):
-    """From a target, and on to the draft whose matrix this is: send its rows from `first` on."""
-
-    key: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    first: Annotated[int, Meta(ge=0, lt=MAX_WIDTH)]
-
-
-class ProjectionBlock(Message, frozen=True):
-    """The answer, on to the target: so many rows of the matrix, whose bytes are in a second frame."""
-
-    key: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    first: Annotated[int, Meta(ge=0, lt=MAX_WIDTH)]
-    rows: Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
-    element: Annotated[int, Meta(ge=1, le=3)]
-    """An ElementType."""
-
-
-class ProjectionShipment(NamedTuple):
-    """A block and its bytes: (rows, outputs * width) of its element type."""
-
-    block: ProjectionBlock
-    payload: bytes
 
 
 def _require_ascending(outputs: tuple[int, ...]) -> None:

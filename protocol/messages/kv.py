@@ -27,8 +27,7 @@ class KvForm(MessagePart, frozen=True):
 class KvOffer(Message, frozen=True):
     """An arena holds the KV of a sequence's first `tokens` tokens, for adoption by other sequences.
 
-    A target offers its present checkpoint. A prefill worker offers the KV of all tokens of a Prefill. A draft offers
-    its own cache, which only its next incarnation can adopt.
+    A target offers its present checkpoint. A prefill worker offers the KV of all tokens of a Prefill.
     """
 
     request: WireRequest

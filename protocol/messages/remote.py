@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from protocol.messages.base import Count, Message, MessagePart, Role, Round, Seconds, ShortText, WireRequest
 from protocol.messages.client import Refused
-from protocol.messages.features import FeatureBlock, ProjectionBlock
+from protocol.messages.features import FeatureBlock
 from protocol.messages.worker import FromWorker
 
 MAX_PAYLOAD = 1 << 19
@@ -145,7 +145,7 @@ class Invitation(Message, frozen=True):
     """How long the join line is valid."""
 
 
-FromRemote: TypeAlias = FromWorker | KvBlock | FeatureBlock | ProjectionBlock | Join | Attach | Leave
+FromRemote: TypeAlias = FromWorker | KvBlock | FeatureBlock | Join | Attach | Leave
 ToRemote: TypeAlias = Joined | Welcome | StatusUpdate | Refused
 FromOwner: TypeAlias = ListWorkers | Invite | Revoke
 ToOwner: TypeAlias = Workers | Invitation | Refused

@@ -32,7 +32,7 @@ from protocol.messages.base import (
     WireNode,
     WireRequest,
 )
-from protocol.messages.features import FeatureForm, Features, FeaturesTaken, ProjectionWanted, Tap, Taps
+from protocol.messages.features import FeatureForm, Features, FeaturesTaken, Tap, Taps
 from protocol.messages.kv import KvForm, KvOffer, KvReference, KvRelease
 from protocol.messages.plans import Distribution, GrowthPlan
 from protocol.messages.sampling import Sampling, TokenLogprobs
@@ -75,8 +75,7 @@ class Hello(Message, frozen=True):
     device: PlainText
     pid: Annotated[int, Meta(ge=0, lt=1 << 32)]
     kv: KvForm | None = None
-    """From a target or prefill worker whose KV can be adopted. From a draft that is the first layers of its target: of
-    those layers' KV, which it can adopt from the target's arenas."""
+    """From a target or prefill worker whose KV can be adopted."""
     model_fingerprint: PlainText = ""
     """Of the weights that this KV is computed with; empty without `kv`."""
     costs: Annotated[tuple[tuple[ForwardWidth, ForwardSeconds], ...], Meta(max_length=MAX_COSTS)] = ()
@@ -102,7 +101,7 @@ class Hello(Message, frozen=True):
 class Prefilled(Message, frozen=True):
     """The target holds the KV of every committed token before the root of `round`.
 
-    A draft sends it only after a Start that named an arena, to report the adoption.
+    A draft sends it only where it goes on with KV that it has read for another sequence.
     """
 
     request: WireRequest
@@ -111,7 +110,7 @@ class Prefilled(Message, frozen=True):
     """Tokens that were evaluated for it (0 if all of them had KV)."""
     seconds: Seconds
     adopted: Count = 0
-    """Tokens whose KV came from the arena that the Start named."""
+    """Tokens whose KV came from the arena that the Start named; of a draft, from another sequence."""
     warning: PlainText = ""
     """Why that arena could not be adopted; empty if it could. Its tokens were evaluated instead."""
     paced: Paced | None = None
@@ -251,8 +250,7 @@ class Start(Message, frozen=True):
     vocabulary: Vocabulary | None = None
     """For a draft: the target's vocabulary size. Tokens at or above it are never drafted. None if it is the draft's."""
     adopt: KvReference | None = None
-    """An arena with the KV of the first tokens, which may be adopted: by a target, by a restarted draft if it is the
-    draft's own, and by a draft that is the target's first layers if it is the target's."""
+    """For a target: an arena with the KV of the first tokens, which may be adopted."""
     prompt_tokens: Count = 0
     """How many of the tokens are the prompt. The others were generated."""
     shared_prefix: Count = 0
@@ -352,7 +350,6 @@ FromWorker: TypeAlias = (
     | Grow
     | Verdict
     | Features
-    | ProjectionWanted
     | Unfit
     | Fault
     | Pong
@@ -367,7 +364,6 @@ ToWorker: TypeAlias = (
     | Forest
     | Tap
     | FeaturesTaken
-    | ProjectionWanted
     | KvRelease
     | Stop
     | Ping

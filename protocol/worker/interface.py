@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
 
-from protocol.messages.features import FeatureShipment, ProjectionShipment
+from protocol.messages.features import FeatureShipment
 from protocol.messages.remote import Shipment
 from protocol.messages.worker import FromWorker, Hello, ToWorker
 
-WorkerReply: TypeAlias = FromWorker | Shipment | FeatureShipment | ProjectionShipment
+WorkerReply: TypeAlias = FromWorker | Shipment | FeatureShipment
 
 
 class Worker(Protocol):
@@ -17,7 +17,7 @@ class Worker(Protocol):
     def hello(self) -> Hello: ...
 
     def handle(self, message: ToWorker) -> Iterable[WorkerReply]:
-        """A draft on another machine that reads features gets FeatureShipments, too; a target ProjectionShipments."""
+        """A draft on another machine that reads features gets FeatureShipments, too."""
         ...
 
     @property

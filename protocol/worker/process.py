@@ -20,7 +20,7 @@ from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role, plain
-from protocol.messages.features import FeatureBlock, ProjectionBlock
+from protocol.messages.features import FeatureBlock
 from protocol.messages.worker import Cores, Fault, Ping, Pong, Shutdown, ToWorker
 from protocol.processes import QualityOfService, raise_descriptor_limit, set_quality_of_service
 from protocol.security.keys import own_keys
@@ -133,7 +133,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
 def _connect(context: zmq.Context[zmq.Socket[bytes]], setup: WorkerSetup) -> Link:
     keys = own_keys(Path(setup.keys)) if setup.keys else None
     stamp = Stamp(setup.epoch, setup.incarnation)
-    expected = ToWorker | FeatureBlock | ProjectionBlock
+    expected = ToWorker | FeatureBlock
     return Link(context, setup.address, stamp, expected, server=setup.server.encode(), keys=keys)
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from protocol.messages.base import RequestId
-from protocol.messages.features import FeatureShipment, ProjectionShipment
+from protocol.messages.features import FeatureShipment
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Forest, Grow, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
 from protocol.security.private_files import open_private
@@ -61,7 +61,7 @@ class TracedWorker:
     def has_work(self) -> bool:
         return self._worker.has_work
 
-    def handle(self, message: ToWorker | FeatureShipment | ProjectionShipment) -> Iterator[WorkerReply]:
+    def handle(self, message: ToWorker | FeatureShipment) -> Iterator[WorkerReply]:
         if isinstance(message, tuple):
             # A replay has no features: neither a ring nor these bytes.
             yield from self._worker.handle(message)  # pyright: ignore[reportArgumentType]

@@ -8,9 +8,7 @@ from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Prefilled
 from protocol.speculation.token_tree import Candidates
-from tests.support.draft_conversation import Conversation
 from tests.support.fake_draft import VOCABULARY
 
 SAMPLING = Sampling()
@@ -54,13 +52,6 @@ def batch(*tokens: int) -> Batch:
     return Batch([], tokens, [-1] * len(tokens), 1)
 
 
-def test_a_sequence_without_shared_kv_returns_a_warning():
-    sequence = Plain()
-
-    assert (sequence.memory, sequence.size, sequence.copyable, sequence.save()) == (0, 0, False, None)
-    assert sequence.adopt(REFERENCE, []) == "This draft shares no KV: prefill again."
-
-
 def test_a_sequence_of_an_ended_request_serves_another_and_is_not_copied():
     sequence = Plain()
     sequence.prefill([1, 2, 3])
@@ -86,11 +77,3 @@ def test_an_engine_without_a_model_works_with_any_tokens():
 
     assert (hello.engine, hello.model, hello.tokenizer_fingerprint, hello.device) == ("plain", "", "", "cpu")
     assert hello.vocabulary >= 1 << 20
-
-
-def test_a_draft_without_shared_kv_prefills_the_offered_tokens():
-    talk = Conversation(PlainEngine(), (1, 2, 3, 4), adopt=REFERENCE)
-    told = [*talk.start(), *talk.work()][0]
-
-    assert isinstance(told, Prefilled)
-    assert (told.adopted, told.warning) == (0, "This draft shares no KV: prefill again.")

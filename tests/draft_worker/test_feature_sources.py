@@ -15,11 +15,10 @@ from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import RequestId
-from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection
+from protocol.messages.features import FeatureForm, Features, FeatureShipment
 from protocol.speculation.rolling_context import RollingContext
 
 FORM = FeatureForm((1, 4), 3)
-PROJECTED, OTHER = FeatureForm((1, 4), 3, Projection(4, 5)), FeatureForm((1, 4), 3, Projection(4, 6))
 
 
 def rows(first: int, count: int, width: int = 6) -> np.ndarray:
@@ -127,28 +126,3 @@ def test_states_beyond_half_precision_are_cut_before_any_engine_reads_them():
     (found,) = fed(_Large.form, _Large(), 2)
 
     assert found.tolist() == [[6e4, -6e4, 1.0, 6e4]] * 2
-
-
-@pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize(("form", "width"), [(FORM, 6), (PROJECTED, 4), (OTHER, None)])
-def test_rows_that_another_drafters_matrix_made_are_never_fed(form: FeatureForm, width: int | None):
-    ring = FeatureRing.create(form, ElementType.FLOAT16, fingerprint="a" * 64, epoch=1, capacity=16)
-    ring.write(0, np.ones((6, form.elements), np.float16))
-    found = fed(PROJECTED, FeatureRing.attach(ring.name), 6)
-    ring.unlink()
-    ring.close()
-
-    assert [rows.shape for rows in found] == ([] if width is None else [(6, width)])
-
-
-def test_blocks_of_another_kind_take_the_place_of_those_before():
-    received = ReceivedBlocks(PROJECTED)
-    spans = []
-    for shipment in (block(0, 4), block(4, 2, PROJECTED), block(6, 1, OTHER), block(6, 2, PROJECTED)):
-        received.add(shipment)
-        spans.append((received.available, received.form))
-
-    assert spans == [(range(4), FORM), *[(range(4, 6), PROJECTED)] * 2, (range(4, 8), PROJECTED)]
-    found = received.read(4, 4, (1, 4))
-    assert found is not None
-    assert np.array_equal(found, rows(4, 4, 4))

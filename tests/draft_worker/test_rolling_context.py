@@ -1,7 +1,6 @@
 """Laws of a draft whose context is shorter than the conversation: it keeps drafting, on tokens that fit."""
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,16 @@ from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Prefilled
 from protocol.speculation.rolling_context import RollingContext
 from tests.support.draft_conversation import Conversation
-from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
+from tests.support.fake_draft import VOCABULARY, FakeEngine, oracle
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY as TINY_VOCABULARY
 from tests.support.models.tiny_models import stock_logits
 
 CONTEXTS = (4, 8, 32, 96, 2048)
-ARENA = "lp-" + "a" * 20
-
-
-class SavingSequence(FakeSequence):
-    """Its KV survives, but only that of the first tokens is of use."""
-
-    def save(self) -> KvReference:
-        return KvReference(ARENA, self.committed)
-
-    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
-        pytest.fail("these rows are of other tokens")
-
-
-class SavingEngine(FakeEngine):
-    def open(self, sampling: Sampling, vocabulary: int) -> FakeSequence:
-        self.opened.append(SavingSequence())
-        return self.opened[-1]
 
 
 class Talk(Conversation):
@@ -126,19 +106,6 @@ def test_the_next_turn_keeps_the_kv_of_what_it_goes_on_seeing():
     assert first.guesses() == oracle([*RollingContext(96).seen(first.tokens[:-1]), first.tokens[-1]], 2).tokens
     assert len(engine.opened) == 1
     assert engine.opened[0].forwards[-1] <= 8
-
-
-def test_a_draft_that_sees_a_part_offers_no_kv_and_takes_none():
-    whole, part = (Talk(SavingEngine(96), some(count)) for count in (40, 130))
-    for each in (whole, part):
-        each.guesses()
-    restarted = Conversation(SavingEngine(96), some(130), adopt=KvReference(ARENA, 40))
-    replies = [*restarted.start(), *restarted.work(20)]
-
-    assert any(isinstance(told, KvOffer) for told in whole.told)
-    assert not any(isinstance(told, KvOffer) for told in part.told)
-    assert restarted.tree.root.children
-    assert not any(isinstance(told, Prefilled) for told in replies)
 
 
 # Real engines --------------------------------------------------------------------------------------

@@ -1,24 +1,16 @@
-"""The draft on a converted model, end to end: the target's tokens, MLX's acceptance, and a life after death."""
+"""The draft on a converted model, end to end: the target's tokens, and MLX's acceptance."""
 
-import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.text.tokenizer import TextCodec
-from protocol.kv.arena import Arena
-from protocol.kv.arena_header import ArenaError
-from protocol.kv.segments import SegmentError
-from protocol.messages.worker import Grow, Prefilled
-from protocol.paths import segments_folder
+from protocol.messages.worker import Grow
 from tests.conftest import Reference
-from tests.support.models.coreml_programs import DEMO_CONTEXT, converted_demo
+from tests.support.models.coreml_programs import converted_demo
 from tests.support.paths import DEMO_DRAFT
-from tests.support.processes import generate_while, mark, members, of_draft, remains, shoot, until
+from tests.support.processes import of_draft, until
 
 TEXTS = (
     "def quicksort(items):",
@@ -46,44 +38,6 @@ def test_requests_at_the_same_time_share_calls_and_get_the_targets_own_tokens(tm
 
         # The target decodes alone until the draft is up.
         assert until(shared)
-
-
-# A life after death --------------------------------------------------------------------------------
-
-
-def saved_by_the_draft(name: str) -> int:
-    """The most tokens that an arena of this pipeline's draft holds: of as many slots as the converted model."""
-    owner, most = members(name)["orchestrator"], 0
-    for entry in segments_folder().glob("lp-*"):
-        with suppress(ArenaError, SegmentError, OSError):
-            arena = Arena.attach(entry.name)
-            if json.loads(entry.read_bytes())["pid"] == owner and arena.layout.capacity == DEMO_CONTEXT:
-                most = max(most, arena.committed)
-    return most
-
-
-@pytest.mark.thorough
-def test_a_draft_that_is_killed_goes_on_without_reading_again(tmp_path: Path, reference: Reference):
-    journal, prompt = tmp_path / "journal", tuple(CODEC.encode(Path(__file__).read_text()))[:200]
-    params = SamplingParams(temperature=0.7, seed=3, max_tokens=120)
-    with Pipeline(draft=str(converted_demo()), draft_engine="coreml", record=str(journal)) as pipeline:
-        name = mark(pipeline)
-
-        def resume() -> None:
-            # The target waits, so that the request is not over before the next draft has resumed it.
-            target = shoot(pipeline, "target_worker", signal.SIGSTOP)
-            until(lambda: saved_by_the_draft(name) >= 199)
-            shoot(pipeline, "draft_worker")
-            until(lambda: of_draft(journal, Prefilled))
-            os.kill(target, signal.SIGCONT)
-
-        result = generate_while(pipeline, prompt, params, 0, resume)
-    (resumed,) = of_draft(journal, Prefilled)
-
-    assert result.tokens == reference(prompt, params).tokens
-    assert resumed.warning == ""
-    assert resumed.adopted >= 199
-    assert remains(name) == []
 
 
 # First use, and bad input --------------------------------------------------------------------------

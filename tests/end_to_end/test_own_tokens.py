@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.notices import Notice
 from protocol.messages.base import Level
-from protocol.messages.worker import Grow, Prefilled
+from protocol.messages.worker import Grow
 from tests.conftest import Reference
 from tests.support.chaotic_draft import MODES
 from tests.support.models import drafter_files
@@ -29,7 +28,6 @@ from tests.support.paths import DEMO_DRAFT, DEMO_TARGET, ROOT
 from tests.support.processes import generate_while, inject, mark, members, of_draft, remains, shoot, state, until
 
 LOOP = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
-LONG = "def quicksort(items):\n    return [item for item in items if item < items[0]]\n\n" * 10
 IDS, MANY_IDS = tuple(range(2, 38)), tuple(range(2, 152))
 """For models with random weights, and longer than their windows."""
 LEVELS: dict[str, Level] = {
@@ -64,11 +62,6 @@ class Run(NamedTuple):
     def fed(self) -> bool:
         """The draft grew with the features of all tokens before its root."""
         return any(grow.tokens and grow.staleness == 0 for grow in of_draft(self.journal, Grow))
-
-    def adopted(self, starts: int) -> bool:
-        """At so many starts or more, and at each of them, the draft took the KV of a long prompt from the target."""
-        adopted = [prefilled.adopted for prefilled in of_draft(self.journal, Prefilled)]
-        return len(adopted) >= starts and min(adopted) >= 32
 
     def told_of_no_use(self) -> bool:
         """Once."""
@@ -167,7 +160,6 @@ DRAFTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "other tokenizer": lambda folder: {"draft": str(with_other_tokenizer(DEMO_DRAFT, folder))},
     "other added tokens": lambda folder: {"draft": str(with_added_token(DEMO_DRAFT, folder))},
     "lookup": lambda folder: {"draft_engine": "ngram"},
-    "first layers": lambda folder: {"draft": "exit:3"},
     "Core ML": lambda folder: {"draft": str(converted_demo()), "draft_engine": "coreml"},
     "DFlash2": lambda folder: {"draft": str(drafter_files.write(folder, drafter_files.dflash2()))},
     "P-EAGLE": lambda folder: {"draft": str(drafter_files.write(folder, drafter_files.speculators_peagle()))},
@@ -213,18 +205,12 @@ THOROUGH = {
     **{f"a draft that is {mode}": Case(mode) for mode in MODES if mode not in ("forger", "disorder")},
     "turns that a silent draft does not take": Case("silent", SD),
     "turns that a slow draft takes too late": Case("slow", SD),
-    "a bad link": Case(options={"draft_link": EmulatedLink(delay=0.004, loss=0.1)}, seen=Run.drafted),
     "neural guesses": Case(options=SSD | {"fallback": "neural"}, seen=Run.drafted),
     "fast guesses": Case(options=SSD | {"fallback": "fast", "draft_tokens": 3}, seen=Run.drafted),
     "no lookup": Case(options=NO_LOOKUP, seen=Run.drafted),
     "lookup alone": Case("lookup"),
     "another tokenizer": Case("other tokenizer", seen=Run.drafted, target="other tokenizer"),
     "other added tokens": Case("other added tokens", seen=Run.accepted),
-    "first layers": Case("first layers", NO_LOOKUP, lambda run: run.adopted(1), prompt=LONG),
-    "first layers, in turns": Case("first layers", SD, lambda run: run.adopted(1), prompt=LONG),
-    "first layers, a killed draft": Case(
-        "first layers", seen=lambda run: run.adopted(2), fault=Fault("draft_worker", killed), prompt=LONG
-    ),
     **{
         f"{name}, in turns": Case("itself", SD, partial(Run.level_of, name=name), target=name, prompt=MANY_IDS)
         for name in LEVELS

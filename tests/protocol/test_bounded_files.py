@@ -1,6 +1,5 @@
 """Whatever reads a file that a user names reads a bounded part of it: devices have no end, and some files are huge."""
 
-import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from draft_worker.training.own_text import read_own_text
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.generate import prompt_text
 from orchestrator.cli.commands.serve import server_key
@@ -33,11 +31,6 @@ def prompt(file: Path) -> None:
         prompt_text(None, opened)
 
 
-def own_text(file: Path) -> None:
-    file.write_bytes(lzma.compress(file.read_bytes()))
-    read_own_text(file)
-
-
 READERS: dict[str, Callable[[Path], Any]] = {
     "--prompt-file": prompt,
     "--json-schema": lambda file: command("generate", "x", "--json-schema", str(file)),
@@ -46,7 +39,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "--pace": lambda file: load_profile(str(file)),
     "--prompts": lambda file: read_prompts(file, None),
     "--data": lambda file: write_prompts([file], DEMO_TARGET, file.with_name("out")),
-    "--text": own_text,
 }
 
 

@@ -13,6 +13,7 @@ from orchestrator.machine.drafts.preparation import PreparationOrder
 from protocol.contracts.coreml import Choices, ConversionOrder, ExaminationOrder, ExaminedSystem
 from protocol.contracts.training import TrainingChoices, TrainingOrder
 from tests.support.models.coreml_programs import converted_demo
+from tests.support.models.drafter_files import safeailab, write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 BABBLING = """
@@ -31,8 +32,7 @@ sys.exit(program.main())
 
 def arguments(module: str, folder: Path) -> list[str]:
     if module == "draft_worker.drafter_examination":
-        (folder / "config.json").write_text('{"model_type": "exit", "layers": 2}')
-        return ["layerskip", str(folder), str(DEMO_TARGET)]
+        return ["eagle3", str(write(folder, safeailab())), str(DEMO_TARGET)]
     orders = {
         "draft_worker.coreml.examine": lambda: ExaminationOrder(
             folder=str(converted_demo()), stage="golden", golden=str(folder / "golden.npz")
@@ -52,7 +52,7 @@ def arguments(module: str, folder: Path) -> list[str]:
             out=str(folder / "out"),
             work=str(folder / "work"),
             prompts="",
-            choices=TrainingChoices(kind="eagle3", layers=99),
+            choices=TrainingChoices(),
         ),
     }
     return [msgspec.json.encode(orders[module]()).decode() if module in orders else str(DEMO_TARGET)]

@@ -9,10 +9,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from draft_worker.projection import ProjectionMatrix
 from protocol.features.blocks import received
 from protocol.features.ring import FeatureRing
 from protocol.inference.language_model import LanguageModel
@@ -21,12 +19,9 @@ from protocol.kv.segments import create_segment
 from protocol.messages.base import RequestId
 from protocol.messages.features import (
     FINAL,
-    FeatureForm,
     Features,
     FeatureShipment,
     FeaturesTaken,
-    ProjectionShipment,
-    ProjectionWanted,
     Tap,
 )
 from protocol.messages.sampling import Sampling
@@ -57,7 +52,7 @@ class Talk:
         self.rows: dict[int, dict[int, np.ndarray]] = {}
         """By sequence and position: what a draft that reads in time has read."""
 
-    def send(self, message: ToWorker | ProjectionShipment, idle: bool = True) -> list[Any]:
+    def send(self, message: ToWorker, idle: bool = True) -> list[Any]:
         """The replies; with `idle`, also those of all work that follows."""
         replies = [*self._read(self.worker.handle(message))]
         while idle and self.worker.has_work:
@@ -390,32 +385,3 @@ def test_lost_answers_hold_up_one_sequence_and_not_the_next():
 
     assert meanwhile.keys() == {1}
     assert sorted(talk.rows[3]) == list(range(6))
-
-
-@pytest.mark.parametrize("remote", [True, False])
-def test_rows_are_projected_from_the_first_sequence_on_that_begins_behind_the_matrix(remote: bool):
-    mx.random.seed(2)
-    form = FeatureForm(_OUTPUTS, tree_model().network.args.hidden_size)
-    layer = nn.Linear(form.joined, 8, bias=False)
-    matrix = ProjectionMatrix.of(layer, form)
-    assert matrix is not None
-    assert matrix.form.projection is not None
-    talk = Talk(chunk=8, remote=remote)
-    (wanted,) = talk.send(Tap(_OUTPUTS, matrix.form.projection))
-    assert wanted == ProjectionWanted(matrix.form.projection.key, 0)
-    early = talk.start()
-    assert ProjectionWanted(matrix.form.projection.key, 0) in talk.replies[1:]
-    answer = matrix.answer(wanted)
-    assert answer is not None
-    assert talk.send(answer) == []
-    early.step()
-    talk.send(FeaturesTaken(2))
-    late = talk.start(request=2)
-
-    assert {len(row) for row in talk.rows[1].values()} == {form.joined}
-    right = np.array(layer(mx.array(expected(late.tokens))))
-    found = talk.rows[2]
-    assert sorted(found) == list(range(len(late.tokens) - 1))
-    np.testing.assert_allclose([found[place] for place in sorted(found)], right[:-1], rtol=2e-3, atol=2e-3)
-    again = [type(reply) for reply in talk.send(Tap(_OUTPUTS, matrix.form.projection))]
-    assert again == []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.graph import decoder
@@ -125,7 +126,7 @@ def _fill(folder: Path, model: Checkpoint, package: Package, report: OnProgress)
     _save(program, package, folder / MODEL)
     report(Progress("host's tables", layers + 1, layers + 2))
     _save_host(model, package, folder / HOST)
-    (folder / FOLDER_FACTS).write_text(package.encode())
+    (folder / FOLDER_FACTS).write_bytes(msgspec.json.encode(package.facts))
     for name in _COPIED:
         if (model.folder / name).is_file():
             shutil.copyfile(model.folder / name, folder / name)

@@ -1,9 +1,8 @@
-"""The KV of a sequence: an fp32 array on the host, which may lie in shared memory, and what a call evaluates of it.
+"""The KV of a sequence: an fp32 array on the host, and what a call evaluates of it.
 
 Knows the package's cache and its slots; knows no logits and no tree.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -12,15 +11,6 @@ import numpy as np
 
 from draft_worker.coreml.package import Package, Single, Slots
 from draft_worker.coreml.runtime.tree_slots import TreeSlots
-from protocol.kv.arena import Arena
-from protocol.kv.arena_header import ArenaError, ArenaLayout, ArenaMismatch, ElementType
-from protocol.kv.exchange import KvExchange
-from protocol.kv.segments import SegmentError
-from protocol.messages.kv import KvReference
-
-_SAVE_INTERVAL = 32
-"""Committed tokens between two saves. A restarted worker prefills fewer in one call."""
-log = logging.getLogger(__name__)
 
 
 class HostMemory:
@@ -35,7 +25,8 @@ class HostMemory:
         self.stamps: Slots = np.zeros(pool.package.context, np.intp)
         """By slot: another number after each change of its contents."""
         self._changes = 0
-        self._hold(pool.acquire(), 0)
+        self._cache = pool.acquire()
+        self.slots = TreeSlots(pool.package.context)
 
     @property
     def kv(self) -> Single:
@@ -46,11 +37,6 @@ class HostMemory:
     def memory(self) -> int:
         """Bytes of keys and values."""
         return self._cache.array.nbytes
-
-    @property
-    def size(self) -> int:
-        """Bytes of shared memory."""
-        return 0 if self._cache.arena is None else self._cache.arena.layout.segment_bytes
 
     @property
     def next_row(self) -> int:
@@ -88,7 +74,6 @@ class HostMemory:
     def truncate(self, length: int) -> None:
         """Drop the committed tokens behind `length`, and all rows."""
         self.slots.truncate(length)
-        self._cache.truncate(length)
 
     def begin_with(self, other: "HostMemory", length: int) -> None:
         """Let this empty sequence have the first `length` committed tokens of another one: they lie in the first slots,
@@ -118,31 +103,8 @@ class HostMemory:
             inputs = np.moveaxis(self._cache.convolutions[:, :, places], 2, 0).reshape(len(kept), past.shape[0], -1)
             past[:, distances, :, columns] = inputs
 
-    def save(self, count: int) -> KvReference | None:
-        """Declare the first `count` committed tokens adoptable and return their place, if enough of them are new."""
-        cache = self._cache
-        if cache.arena is None or count - cache.saved < _SAVE_INTERVAL:
-            return None
-        cache.arena.commit(count)
-        cache.saved = count
-        return KvReference(cache.arena.name, count)
-
-    def adopt(self, reference: KvReference, count: int) -> None:
-        """Take the first `count` tokens of the cache of an earlier life of the worker, in place of the own, which is
-        empty. Raises ArenaError or SegmentError."""
-        cache = self._pool.adopt(reference)
-        self._pool.release(self._cache)
-        cache.truncate(count)
-        self._hold(cache, count)
-
     def close(self) -> None:
         self._pool.release(self._cache)
-
-    def _hold(self, cache: "SequenceCache", committed: int) -> None:
-        self._cache = cache
-        self.slots = TreeSlots(self._pool.package.context)
-        self.slots.adopt(committed)
-        self._changed(range(committed))
 
     def _changed(self, slots: Sequence[int]) -> None:
         self._changes += 1
@@ -173,71 +135,28 @@ class CallPart(NamedTuple):
 
 
 class SequenceCache:
-    """The cache of one sequence: an array in `Package.host_shape`, which is the body of `arena` if there is one."""
+    """The cache of one sequence: an array in `Package.host_shape`."""
 
-    def __init__(self, package: Package, array: Single, arena: Arena | None = None) -> None:
-        self.array = array
-        self.kv = array[: package.cache_shape[0]]
-        """The keys and values: one view for the life of the cache, because a call's inputs are never freed
-        (`apple.lend`)."""
+    def __init__(self, package: Package) -> None:
+        self.array: Single = np.zeros(package.host_shape, np.float32)
+        self.kv = self.array[: package.cache_shape[0]]
+        """The keys and values: one view for the life of the cache."""
         shape, begin = package.shape, package.cache_shape[0]
-        rows = array[begin : begin + shape.sharing * shape.convolutions]
+        rows = self.array[begin : begin + shape.sharing * shape.convolutions]
         self.convolutions = rows.reshape(shape.convolutions, shape.heads, *rows.shape[2:])
         """The inputs of short convolutions, kept by slot like keys and values."""
-        self.arena = arena
-        self.saved = 0 if arena is None else arena.committed
-        """Committed tokens that the arena declares adoptable."""
-
-    def truncate(self, committed: int) -> None:
-        """Declare that only the rows of the first `committed` tokens stay unchanged."""
-        if self.arena is not None and committed < self.arena.committed:
-            self.arena.commit(committed)
-        self.saved = min(self.saved, committed)
 
 
 class CachePool:
-    """Creates arenas through `exchange`. Without an exchange, caches are private memory of this process."""
+    """Caches of a package, which are used again: arrays that Core ML was given are never freed (`apple.lend`)."""
 
-    def __init__(self, package: Package, exchange: KvExchange | None = None) -> None:
+    def __init__(self, package: Package) -> None:
         self.package = package
-        self._exchange = exchange
         self._free: list[SequenceCache] = []
 
     def acquire(self) -> SequenceCache:
         """A cache with undefined rows."""
-        if self._free:
-            return self._free.pop()
-        if self._exchange is not None:
-            try:
-                arena = self._exchange.create(self.package.context)
-                return SequenceCache(self.package, arena.body, arena)
-            except SegmentError as error:
-                log.warning("the KV of a sequence will not survive a restart: %s", error)
-        return SequenceCache(self.package, np.zeros(self.package.host_shape, np.float32))
-
-    def adopt(self, reference: KvReference) -> SequenceCache:
-        """The cache of an earlier life of the worker. Raises ArenaError or SegmentError."""
-        if self._exchange is None:
-            raise ArenaError("This draft shares no KV: prefill again.")
-        arena = self._exchange.adopt(reference)
-        if arena.layout != layout_of(self.package):
-            arena.close()
-            raise ArenaMismatch(f"KV arena {arena.name} has {arena.layout.capacity:,} slots: prefill again.")
-        return SequenceCache(self.package, arena.body, arena)
+        return self._free.pop() if self._free else SequenceCache(self.package)
 
     def release(self, cache: SequenceCache) -> None:
-        cache.truncate(0)
         self._free.append(cache)
-
-
-def layout_of(package: Package) -> ArenaLayout:
-    """The layout of the package's caches: fp32, the required type of a call's input."""
-    rows, key_heads, context, head = package.host_shape
-    return ArenaLayout(rows // 2, key_heads, context, head, ElementType.FLOAT32)
-
-
-def exchange_of(package: Package, epoch: int, owner: int | None) -> KvExchange | None:
-    """The exchange for this package's caches; None without an owner."""
-    if owner is None:
-        return None
-    return KvExchange(layout_of(package), fingerprint=package.encode(), epoch=epoch, owner=owner)

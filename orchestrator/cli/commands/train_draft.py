@@ -26,7 +26,6 @@ from protocol.contracts.coreml import Progress
 from protocol.contracts.training import (
     DEPTHS,
     LONGEST_PROMPT,
-    TRAINED_KINDS,
     HeldOut,
     TrainingChoices,
     TrainingFinished,
@@ -63,7 +62,6 @@ _LINE_SECONDS = 10.0
 
 
 @click.command("train-draft")
-@click.option("--kind", required=True, type=click.Choice(TRAINED_KINDS), help="What is trained.")
 @click.option("--target", required=True, metavar="MODEL", help="A folder or Hugging Face id.")
 @click.option(
     "--data",
@@ -72,18 +70,12 @@ _LINE_SECONDS = 10.0
     type=click.Path(path_type=Path),
     help="Prompts: JSON lines with `turns` or a `prompt`, or plain text. Repeatable.",
 )
-@click.option(
-    "--text",
-    metavar="FILE",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Conversations that this target wrote already, instead of --data.",
-)
 @click.option("--out", required=True, metavar="DIR", type=Destination(folder=True), help="Folder of the drafter.")
 @click.option(
     "--work",
     metavar="DIR",
     type=Destination(folder=True),
-    help="Folder of the target's answers and states, which several kinds share.  [default: DIR/work]",
+    help="Folder of the target's answers and states, which several trainings share.  [default: DIR/work]",
 )
 @click.option(
     "--minutes",
@@ -97,11 +89,11 @@ _LINE_SECONDS = 10.0
     default=500_000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="The target writes, or are taken of --text.",
+    help="That the target writes.",
 )
 @click.option("--batch", default=2, show_default=True, type=click.IntRange(min=1), help="Rows of 512 tokens a step.")
 @click.option("--head", default=8192, show_default=True, type=click.IntRange(min=1), help="Tokens to guess among.")
-@click.option("--layers", default=0, type=click.IntRange(min=0), help="Decoder layers.  [default: the kind's own]")
+@click.option("--layers", default=3, show_default=True, type=click.IntRange(min=1), help="Of the target.")
 @click.option("--threads", type=click.IntRange(min=1), help="Of the processor.  [default: all cores]")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -109,37 +101,32 @@ _LINE_SECONDS = 10.0
 def train_draft(
     target: str,
     data: tuple[Path, ...],
-    text: Path | None,
     out: Path,
     work: Path | None,
     threads: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a drafter for a target on the target's own answers.
+    """Train a small draft for a target on the target's own answers.
 
-    The target answers the prompts, its hidden states are recorded, and the drafter learns from both. Every kind also
-    learns to go on without the newest states, as a draft must that works while the target verifies. After Ctrl-C the
-    same command goes on; only the 64 rows of answers or states that were being written are written again. More
-    --minutes continue a training that is over.
+    The target answers the prompts, and a few of its layers learn to guess what it wrote. After Ctrl-C the same command
+    goes on; only the 64 rows of answers or states that were being written are written again. More --minutes continue a
+    training that is over.
 
     \b
-    launch-pipeline train-draft --kind eagle3 --target MODEL --out my-eagle3
+    launch-pipeline train-draft --target MODEL --data chats.jsonl --out my-draft
     """
     work = work or out / "work"
     _require_own(out)
     folder = _target(target, quiet=as_json)
     if out.resolve() == folder.resolve():
         raise InputError(f"{out} is the target's own folder: pass a new or empty folder as --out.")
-    if text and data:
-        raise InputError("--text replaces --data: pass one of them.")
-    prompts, ends = ("", ()) if text else _prompts(data, folder, work)
+    prompts, ends = _prompts(data, folder, work)
     order = TrainingOrder(
         target=str(folder),
         out=str(out),
         work=str(work),
         prompts=prompts,
-        text=str(text.resolve()) if text else "",
         ends=ends,
         choices=TrainingChoices(**options),
     )
@@ -166,15 +153,12 @@ def _print_outcome(finished: TrainingFinished) -> None:
 
 
 def acceptance_table(held_out: HeldOut) -> Table:
-    """Rows by temperature and staleness, columns by depth."""
+    """Rows by temperature, columns by depth."""
     table = Table(title="Held-out guesses that are right, where all before them are")
-    for name in ("T", "tokens without states", *(f"guess {depth + 1}" for depth in range(DEPTHS))):
+    for name in ("T", *(f"guess {depth + 1}" for depth in range(DEPTHS))):
         table.add_column(name, justify="right")
     for each in held_out.acceptance:
-        for stale, rates in enumerate(each.rates):
-            shown = ("" if rate is None else f"{rate:.3f}" for rate in rates)
-            table.add_row(f"{each.temperature:g}" if stale == 0 else "", str(stale), *shown)
-        table.add_section()
+        table.add_row(f"{each.temperature:g}", *("" if rate is None else f"{rate:.3f}" for rate in each.rates))
     return table
 
 
@@ -197,10 +181,7 @@ def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> tuple[str, tu
     to be added."""
     if not files:
         if not list((work / "answers").glob("shard-*.npz")):
-            raise InputError(
-                "A training needs prompts that the target answers (pass files of them as --data) or text that it wrote "
-                "already (--text)."
-            )
+            raise InputError("A training needs prompts that the target answers: pass files of them as --data.")
         return "", ()
     path = work / _PROMPTS
     written = write_prompts(files, target, path)

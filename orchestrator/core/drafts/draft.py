@@ -11,12 +11,8 @@ from orchestrator.core.expected_rate import best_counts
 from orchestrator.core.request import Request
 from orchestrator.core.tuning import TUNING
 from protocol.messages.base import RequestId
-from protocol.messages.kv import KvReference
 from protocol.messages.worker import Hello
 from protocol.speculation.rolling_context import RollingContext
-
-_SAVED_AT_ONCE = 128
-"""Tokens whose KV a target saves between two rounds (target_worker.kv)."""
 
 
 class CatchingUp(NamedTuple):
@@ -119,9 +115,3 @@ def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
     plain = sharing / (cost(sharing) + hop)
     gain = 1.0 - plain / best_counts([shares] * sharing, cost, hop + estimates.first_response.get(0.0))[1].rate
     return max(TUNING.least_turns_gain, gain)
-
-
-def comes_soon(request: Request, written: KvReference | None) -> bool:
-    """Whether the target is still to save much of the prompt's KV, which takes it a round for each part."""
-    missing = request.position - (0 if written is None else written.tokens)
-    return missing > _SAVED_AT_ONCE and request.stats.rounds < 2 + request.position // _SAVED_AT_ONCE

@@ -1,11 +1,11 @@
 """All drafts of one pipeline: which requests each one serves, and how the election is carried out. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec import structs
 
 from orchestrator.core.commands import Command, Place, SendMessage
-from orchestrator.core.drafts.draft import CatchingUp, Draft, comes_soon, too_short
+from orchestrator.core.drafts.draft import CatchingUp, Draft, too_short
 from orchestrator.core.drafts.election import DraftStatus, Election, Trial, TrialRequest
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
 from orchestrator.core.estimates import Estimates, TurnTaking
@@ -17,9 +17,8 @@ from orchestrator.core.policy.decision import Strategy
 from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.tuning import TUNING
-from orchestrator.core.workers import WorkerRegistry, shares_first_layers
+from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import RequestId
-from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Extend, Fault, Grow, Prefilled, Reroot, Stop
 
@@ -34,10 +33,8 @@ class DraftPool:
         requests: Mapping[RequestId, Request],
         workers: WorkerRegistry,
         meter: Meter,
-        written: Callable[[Request], KvReference | None],
         placement: PlacementChoice = "auto",
     ) -> None:
-        """`written`: the arena with the target's KV of a request."""
         self._strategy = strategy
         self._requests = requests
         self._workers = workers
@@ -45,7 +42,6 @@ class DraftPool:
         self.election = Election()
         self.histories = DraftHistories()
         self._placement = placement
-        self._written = written
         self._drafts: dict[int, Draft] = {}
         self._trial: Trial | None = None
         self._active: int | None = None
@@ -112,7 +108,8 @@ class DraftPool:
         if draft is None:
             return []
         self.election.draft_down(incarnation)
-        return [*self.histories.store(draft.hello, draft.history), *self._apply_election(now)]
+        self.histories.store(draft.hello, draft.history)
+        return self._apply_election(now)
 
     def tree_refused(self, request: Request, now: float) -> list[Command]:
         """The target refused a tree that the active draft grew."""
@@ -174,7 +171,6 @@ class DraftPool:
         return [*commands, *self._reconsider(request, now)]
 
     def request_ended(self, request: Request, now: float) -> list[Command]:
-        self.histories.request_ended(request.id)
         self._meter.ended(request)
         if self._trial is not None:
             self._trial.requests.pop(request.id, None)
@@ -231,15 +227,9 @@ class DraftPool:
         # At most one Start a round, even if the draft loses the request again and again.
         return self._start(incarnation, request, now) if started < request.round else []
 
-    def add_arena(self, incarnation: int, offer: KvOffer) -> None:
-        """A draft keeps a request's KV in an arena that its next incarnation can adopt."""
-        self._drafts[incarnation].history.arenas.add(offer, live=offer.request in self._requests)
-
-    def note_adoption(self, incarnation: int, message: Prefilled) -> None:
-        """A draft has adopted an arena, or could not and prefills the tokens."""
-        draft = self._drafts[incarnation]
-        draft.history.arenas.note_adoption(message)
-        draft.conversations.held(message.request, message.adopted)
+    def reused(self, incarnation: int, message: Prefilled) -> None:
+        """A draft goes on with KV that it had read before."""
+        self._drafts[incarnation].conversations.held(message.request, message.adopted)
         request = self._requests.get(message.request)
         if request is not None and incarnation == self._active:
             request.speculation.shorten_prefill(message.tokens)
@@ -337,28 +327,18 @@ class DraftPool:
     # What drafts are sent ---------------------------------------------------------------------
 
     def _start(self, id: int, request: Request, now: float) -> list[Command]:
-        """Start the request on a draft that does not serve it, unless guesses for it are not wanted.
-
-        A draft that is the target's first layers starts once the target has saved their KV of the prompt.
-        """
+        """Start the request on a draft that does not serve it, unless guesses for it are not wanted."""
         draft, vocabulary = self._drafts[id], self._workers.vocabulary
         speculation = self._speculation(id, request, now)
         estimates = speculation.estimates
         unwanted = not speculation.wanted or estimates.gate.paused
         if not vocabulary or unwanted or too_short(request, draft, estimates, self._sharing):
             return []
-        adopt = draft.history.arenas.adopt(request.id)
-        if adopt is None and self._shares(draft):
-            written = self._written(request)
-            if comes_soon(request, written):
-                return []
-            adopt = draft.history.arenas.share(request.id, written)
         draft.started[request.id] = request.round
         draft.conversations.begun(request.id, draft.earlier(request).held)
-        adopted = adopt.tokens if adopt else 0
-        speculation.start(max(0, draft.reads(len(request.tokens)) - adopted), now)
+        speculation.start(draft.reads(len(request.tokens)), now)
         plan = self._plan(speculation, request)
-        start = request.start_message(plan, vocabulary, adopt)
+        start = request.start_message(plan, vocabulary)
         return [SendMessage("draft", start, id)]
 
     def _reroot(self, id: int, request: Request, tokens: list[int], hit: bool, now: float) -> list[Command]:
@@ -395,7 +375,7 @@ class DraftPool:
         draft, estimates = self._drafts[id], request.estimates
         declined = request.id not in draft.started and draft.earlier(request).continues and draft.conversations.trusted
         wanted = request.speculation.wanted and not estimates.gate.paused and self._workers.vocabulary
-        if not (declined and wanted and estimates.turns.in_turns) or draft.hello.features or self._shares(draft):
+        if not (declined and wanted and estimates.turns.in_turns) or draft.hello.features:
             return []
         draft.catching_up = CatchingUp(request.id, draft.seen(request), draft.earlier(request).held, now, estimates)
         plan = BestFirst(width=1, fan=1, steps=1)
@@ -410,11 +390,6 @@ class DraftPool:
             return []
         draft.conversations.ended(read.request, read.tokens, len(read.tokens) if done else read.expected(now))
         return [SendMessage("draft", Stop(read.request), id)]
-
-    def _shares(self, draft: Draft) -> bool:
-        """The draft adopts the KV of the target that is up."""
-        target = self._workers.target
-        return target is not None and shares_first_layers(draft.hello, target)
 
     def _plan(self, speculation: Speculation, request: Request) -> GrowthPlan | None:
         plan = self._strategy.plan(speculation.estimates, self._sharing, request.task.draft_tokens)

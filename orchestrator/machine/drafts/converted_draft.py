@@ -30,8 +30,6 @@ from protocol.errors import InputError
 from protocol.paths import cache_folder
 from protocol.shown_names import model_name
 
-_CACHE_ELEMENT = 4
-"""Bytes of a number that the host keeps. A cache that is a state has half of it."""
 _PARTS = (FOLDER_FACTS, "host.safetensors", "config.json", "tokenizer.json")
 
 
@@ -73,13 +71,8 @@ def loaded_bytes(folder: Path) -> int:
 
 
 def cache_bytes(folder: Path) -> int:
-    """Memory of one request's KV beside the converted model in `folder`: float32 for every slot, whatever is used."""
-    facts = _facts(folder)
-    if facts.shape is None:
-        return 0
-    shape, convolutions = facts.shape, sum(layer.convolution for layer in facts.shape.layers)
-    elements = 2 * (len(shape.layers) - convolutions) * shape.key_heads + convolutions * shape.heads
-    return _CACHE_ELEMENT * elements * shape.head * facts.context
+    """Memory of one request's KV beside the converted model in `folder`."""
+    return _facts(folder).cache_bytes
 
 
 def is_converted(folder: Path) -> bool:

@@ -1,14 +1,10 @@
 """The draft engine and its model's folder: the given ones, unless they do not fit the target or the machine."""
 
-import json
-import re
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.default_target import default_target
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
@@ -23,19 +19,12 @@ from orchestrator.machine.pairs.recommended_pairs import draft_beside
 from protocol.contracts.coreml import EngineVerdict, OnProgress, recorded, silent
 from protocol.contracts.drafters.description import Drafter
 from protocol.contracts.drafters.detection import has_own_head, is_drafter, read_drafter
-from protocol.contracts.drafters.early_exit import MODEL_TYPE
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.contracts.model_folder import ModelFolder, stated_shape
 from protocol.errors import InputError
-from protocol.paths import cache_folder
 
 _FIRST: DraftEngineName = "mlx"
 """The engine that AUTO begins with."""
-_EXIT = re.compile(r"exit(?::(\d{1,4}))?")
-"""A folder of this name is passed as ./exit."""
-_EXIT_ENGINE = "layerskip"
-_EXIT_SHARE = 4
-"""An exit lies behind one of so many layers, if no layer is named."""
 
 
 class DraftChoice(NamedTuple):
@@ -49,7 +38,7 @@ class DraftChoice(NamedTuple):
     auto: AutoDraft | None = None
     """The pipeline may change the engine while it runs."""
     target: Path | None = None
-    """Of a trained drafter: the target's folder, whose embedding, head or layers it uses."""
+    """Of a trained drafter: the target's folder, whose embedding or head it uses."""
 
 
 def draft_for(
@@ -64,10 +53,10 @@ def draft_for(
     if draft_model(engine) == "none":
         return DraftChoice(engine, None)
     folder = resolve(target, "target", on_progress)
-    if name is None and not is_exit(engine, name):
+    if name is None:
         shipped = shipped_draft(folder)
         name = None if shipped is None else str(shipped)
-    if name is not None or is_exit(engine, name):
+    if name is not None:
         choice = draft_choice(engine, name, on_progress, folder)
         automatic = engine == AUTO and not own and choice.engine == _FIRST
         return _automatic(choice, folder) if automatic else choice
@@ -120,7 +109,7 @@ def first_engine(engine: DraftEngineName, name: str | None) -> DraftEngineName:
     folder = Path(name).expanduser()
     if is_converted(folder):
         return "coreml"
-    return engine if is_exit(engine, name) or is_drafter(folder) else _FIRST
+    return engine if is_drafter(folder) else _FIRST
 
 
 def weigh(engine: DraftEngineName, folder: Path, name: str, verdict: EngineVerdict | None) -> DraftChoice:
@@ -210,50 +199,15 @@ def _trained_draft(
     Raises InputError for a drafter that is damaged, that does not fit the target or the engine, and for an engine of
     drafters beside an ordinary model.
     """
-    if is_exit(engine, name):
-        name = name or MODEL_TYPE
-        folder = exit_folder(exit_layers(name, _required(target, name)))
-    elif name is None or is_converted(Path(name).expanduser()):
+    if name is None or is_converted(Path(name).expanduser()):
         return None
-    else:
-        folder = resolve(name, "draft", on_progress)
+    folder = resolve(name, "draft", on_progress)
     drafter = _read(folder, engine, target)
     if drafter is None:
         return None
     target = _required(target, folder)
     drafter.fitting(folder, target)
     return DraftChoice(drafter.engine, folder, target=target)
-
-
-def is_exit(engine: DraftEngineName, name: str | None) -> bool:
-    """Whether the draft is an exit of the target that was not trained: it has no files of its own."""
-    return engine == _EXIT_ENGINE if name is None else _EXIT.fullmatch(name) is not None
-
-
-def exit_layers(name: str, target: Path) -> int:
-    """The layers of the exit `name`, "exit" or "exit:E"; without E those that the target's files recommend, or a
-    quarter of all."""
-    match = _EXIT.fullmatch(name)
-    assert match is not None
-    if match[1] is not None:
-        return int(match[1])
-    return _recommended_exit(target) or max(1, ModelFolder(target).shape.layers // _EXIT_SHARE)
-
-
-def exit_folder(layers: int) -> Path:
-    """The folder of an exit that was not trained, in this user's cache."""
-    place = cache_folder() / "exits" / f"exit-{layers}"
-    return made_once(place, partial(_write_exit, layers))
-
-
-def _write_exit(layers: int, folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "layers": layers}))
-
-
-def _recommended_exit(target: Path) -> int | None:
-    """transformers' generation_config.json names the layer of a target that was trained for early exit."""
-    layers = ModelFolder(target).settings("generation_config.json").get("assistant_early_exit")
-    return layers if type(layers) is int and layers > 0 else None
 
 
 def _read(folder: Path, engine: DraftEngineName, target: Path | None) -> Drafter | None:
@@ -281,10 +235,10 @@ def _own_head(folder: Path, target: Path) -> Drafter | None:
     return read_drafter(folder, with_own_head=True) if same[0] == same[1] and has_own_head(folder) else None
 
 
-def _required(target: Path | None, draft: str | Path) -> Path:
+def _required(target: Path | None, draft: Path) -> Path:
     if target is None:
         raise InputError(
-            f"The draft {draft} uses the embedding or layers of its target: name the target's folder or Hugging Face "
+            f"The draft {draft} uses the embedding of its target: name the target's folder or Hugging Face "
             "id too (--target), the same as on the other machine."
         )
     return target

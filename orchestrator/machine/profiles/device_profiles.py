@@ -356,18 +356,18 @@ def _unusable(origin: str, reason: str) -> InputError:
 
 
 def worker_pace(
-    profile: DeviceProfile, role: Role, options: Options, draft_engine: DraftEngineName, apart: bool = False
+    profile: DeviceProfile, role: Role, options: Options, draft_engine: DraftEngineName
 ) -> DevicePace | None:
     """The pace of a worker of a pipeline; None for a worker without a pace.
 
     The draft has a device of its own, unless the options place it on the target's, in turns. The slow-down applies if
-    both devices compute at once, unless they are `apart`: on two machines, which share no memory.
+    both devices compute at once.
     """
     drafts = draft_model(draft_engine) != "none"
     if role == "prefill" or (role == "draft" and not drafts):
         return None
     shared = options.strategy == "adaptive" and options.placement == "shared"
-    both = drafts and not apart and not shared and STRATEGIES[options.strategy].caches
+    both = drafts and not shared and STRATEGIES[options.strategy].caches
     draft = profile.draft_on_target_device if shared else profile.draft
     times = draft if role == "draft" else profile.target
     return times.pace(profile.slow_motion * (profile.both_busy.factor if both else 1.0))

@@ -167,7 +167,7 @@ class FeatureIntake:
         """The target is told to record these outputs, in new rings."""
         for sequence in list(self._rings):
             self._renew(sequence)
-        self._form = FeatureForm(tap.outputs, self._taps.width, tap.projection) if tap.outputs else None
+        self._form = FeatureForm(tap.outputs, self._taps.width) if tap.outputs else None
 
     def begin(self, sequence: RequestId) -> None:
         """The target is told to serve this sequence, perhaps again."""
@@ -186,7 +186,7 @@ class FeatureIntake:
     def add(self, block: FeatureBlock, payload: bytes) -> Features | None:
         """Write a block; returns what a target of this machine would say of it. Blocks come in order, perhaps with
         gaps."""
-        asked = self._form is not None and self._form.reads(block.form) and block.request in self._rings
+        asked = self._form == block.form and block.request in self._rings
         rows = whole(block, payload) if asked else None
         ring = None if rows is None else self._ring_for(block)
         fits = ring is not None and (ring.form, ring.layout.element) == (block.form, block.element)

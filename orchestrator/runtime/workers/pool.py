@@ -12,16 +12,13 @@ import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.runtime.hub import Arrival, Hub
-from orchestrator.runtime.link_emulation import DelayedHub, EmulatedLink
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.projection_relay import ProjectionArrived, ProjectionRelay
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from orchestrator.runtime.workers.supervisor import Child, Seat, Supervisor
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError, PipelineError
 from protocol.messages.base import Message, Role
-from protocol.messages.features import ProjectionBlock, ProjectionShipment, ProjectionWanted
 from protocol.messages.remote import WorkerEntry, WorkerStatus
 from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
 from protocol.transport import Stamp
@@ -95,7 +92,6 @@ class WorkerPool:
         self._setup = setup
         self._drafts = drafts
         self.local = LocalWorkers(context, setup, epoch, trace)
-        self._projections = ProjectionRelay()
         self._remote: RemoteWorkers | None = None
         if setup.listening is not None:
             # With numpy, a quarter of an orchestrator's imports, which a pipeline without other machines does without.
@@ -123,23 +119,6 @@ class WorkerPool:
 
     def receive(self, ready: Iterable[Any]) -> Iterator[WorkerEventOrError]:
         """Events from messages and from the ends of workers; `ready` are the sockets that the poller reports."""
-        for event in self._received(ready):
-            match event:
-                case Arrived(message=ProjectionWanted() as wanted):
-                    draft = self._projections.wanted(event)
-                    if draft is not None:
-                        self.send(draft, wanted)
-                case ProjectionArrived(_, shipment):
-                    target = self._projections.carried(event)
-                    if target is not None:
-                        self._home(target).ship(target, shipment)
-                case WorkerUp():
-                    self._projections.note(event)
-                    yield event
-                case _:
-                    yield event
-
-    def _received(self, ready: Iterable[Any]) -> "Iterable[WorkerEventOrError | ProjectionArrived]":
         if self._remote is None:
             return self.local.receive(ready)
         return chain(self._admitting_prefill(self._remote, self.local.receive(ready)), self._remote.receive())
@@ -188,8 +167,8 @@ class WorkerPool:
         self.local.stop()
 
     def _admitting_prefill(
-        self, remote: "RemoteWorkers", local: "Iterable[WorkerEventOrError | ProjectionArrived]"
-    ) -> "Iterator[WorkerEventOrError | ProjectionArrived]":
+        self, remote: "RemoteWorkers", local: "Iterable[WorkerEventOrError]"
+    ) -> "Iterator[WorkerEventOrError]":
         """The local events. Remote prefill workers are admitted once the target has announced its KV format."""
         for event in local:
             if isinstance(event, WorkerUp) and event.hello.role == "target":
@@ -228,7 +207,7 @@ class LocalWorkers:
         self.stale = 0
         """Messages with the stamp of an ended life."""
         self._epoch = epoch
-        self._hub = self._open_hub(context, session.worker_address, setup.draft_link)
+        self._hub = Hub(context, session.worker_address, FromWorker)
         self._poller: zmq.Poller | None = None
         self._peers: dict[int, bytes] = {}
         """Routing ids of workers by incarnation."""
@@ -259,7 +238,7 @@ class LocalWorkers:
         children = [child for child in self.supervisor.children.values() if not child.retired]
         return next((child.seat for child in children if child.incarnation == incarnation), None)
 
-    def receive(self, ready: Iterable[Any]) -> Iterator[WorkerEventOrError | ProjectionArrived]:
+    def receive(self, ready: Iterable[Any]) -> Iterator[WorkerEventOrError]:
         """Events from messages and from the ends of workers; `ready` are the sockets that the poller reports."""
         for arrival in self._hub.receive():
             yield from self._on_message(arrival)
@@ -274,11 +253,6 @@ class LocalWorkers:
         began = self._trace.now()
         self._send(incarnation, message)
         self._trace.sent(self._hellos[incarnation].role, incarnation, message, began)
-
-    def ship(self, incarnation: int, shipment: ProjectionShipment) -> None:
-        """Send rows of a matrix to a worker, if it is up."""
-        if incarnation in self._peers:
-            self._hub.ship(self._peers[incarnation], shipment, Stamp(self._epoch, incarnation))
 
     def dismiss(self, incarnation: int, text: str) -> Iterator[WorkerEventOrError]:
         """End a worker that can't serve this pipeline. The pipeline fails without it, unless MLX can draft instead."""
@@ -306,10 +280,6 @@ class LocalWorkers:
         for child in self.supervisor.restart_due(now):
             self._watch(child)
 
-    def timeout(self, wait: float) -> float:
-        """Seconds to poll, at most `wait`: an emulated link may be due before."""
-        return self._hub.timeout(wait)
-
     def entries(self) -> list[WorkerEntry]:
         """The workers that are up, without round trips."""
         return [
@@ -331,20 +301,10 @@ class LocalWorkers:
         self.supervisor.stop(self._peers)
         self._hub.close()
 
-    def _open_hub(self, context: zmq.Context[Any], address: str, link: EmulatedLink | None) -> Hub:
-        """The hub that workers connect to; with `link`, the draft's messages are delayed."""
-        if link is None:
-            return Hub(context, address, FromWorker | ProjectionBlock)
-        return DelayedHub(context, address, FromWorker | ProjectionBlock, link, self._is_draft)
-
     def _replaceable(self, seat: Seat) -> bool:
         """The worker is a Core ML draft that nobody asked for: MLX can draft in its place."""
         first = seat == "draft" and self._setup.draft_engine == "coreml"
         return self._setup.auto is not None and (first or seat == "second draft")
-
-    def _is_draft(self, stamp: Stamp) -> bool:
-        draft = self.supervisor.children.get("draft")
-        return draft is not None and draft.incarnation == stamp.incarnation
 
     def _watch(self, child: Child) -> None:
         assert self._poller is not None
@@ -360,7 +320,7 @@ class LocalWorkers:
         if ping is not None:
             self._send(incarnation, ping)
 
-    def _on_message(self, arrival: Arrival) -> Iterator[WorkerEventOrError | ProjectionArrived]:
+    def _on_message(self, arrival: Arrival) -> Iterator[WorkerEventOrError]:
         epoch, incarnation = arrival.stamp
         child = next((c for c in self.supervisor.children.values() if c.incarnation == incarnation), None)
         if epoch != self._epoch or child is None:
@@ -384,8 +344,6 @@ class LocalWorkers:
                 self._probe(incarnation)
             case Fault(kind="fatal", text=text):
                 self._faults[incarnation] = text
-            case ProjectionBlock() as block:
-                yield ProjectionArrived(incarnation, ProjectionShipment(block, arrival.payload))
             case message:
                 if isinstance(message, Fault) and child.role == "prefill":
                     log.warning("the target prefills a prompt itself: %s", message.text)
@@ -393,7 +351,7 @@ class LocalWorkers:
                     log.warning("KV was not adopted: %s", message.warning)
                 yield Arrived(child.role, incarnation, message)
 
-    def _on_death(self, child: Child) -> Iterator[WorkerEventOrError | ProjectionArrived]:
+    def _on_death(self, child: Child) -> Iterator[WorkerEventOrError]:
         assert self._poller is not None
         self._poller.unregister(child.life.fileno())
         # Its last messages may still be in the queue.
@@ -402,7 +360,6 @@ class LocalWorkers:
         cause = self.supervisor.reap(child.seat, time.monotonic())
         self._peers.pop(child.incarnation, None)
         was_up = self._hellos.pop(child.incarnation, None) is not None
-        self._hub.cut(child.incarnation)
         if child.retired:
             yield WorkerRetired(child.incarnation)
         else:

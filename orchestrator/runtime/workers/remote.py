@@ -20,8 +20,7 @@ from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.intake import FeatureIntake, KvIntake
-from orchestrator.runtime.workers.projection_relay import ProjectionArrived
-from orchestrator.runtime.workers.remote_registry import LineLimit, RemoteRegistry, RemoteWorker, without_shared_memory
+from orchestrator.runtime.workers.remote_registry import LineLimit, RemoteRegistry, RemoteWorker
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.features.outlet import FeatureOutlet
 from protocol.messages.base import Message, RequestId
@@ -30,8 +29,6 @@ from protocol.messages.features import (
     FeatureBlock,
     Features,
     FeaturesTaken,
-    ProjectionBlock,
-    ProjectionShipment,
     Tap,
 )
 from protocol.messages.kv import KvOffer
@@ -116,7 +113,7 @@ class RemoteWorkers:
     def sockets(self) -> list[zmq.Socket[Any]]:
         return [self._guard.socket, self._hub.socket, self._owner.socket]
 
-    def receive(self) -> Iterator[WorkerEvent | ProjectionArrived]:
+    def receive(self) -> Iterator[WorkerEvent]:
         """Answer handshakes; events from messages of workers and of the owner."""
         self._guard.handle(time.monotonic())
         for arrival in self._hub.receive():
@@ -144,13 +141,7 @@ class RemoteWorkers:
         elif isinstance(message, Features):
             self._features.announce(worker, message)
             return
-        self._send(worker, without_shared_memory(message))
-
-    def ship(self, incarnation: int, shipment: ProjectionShipment) -> None:
-        """Send rows of a matrix to a worker; they are lost if its queue has no room."""
-        worker = self._registry.get(incarnation)
-        if worker is not None and worker.hello is not None:
-            self._hub.ship(worker.peer, shipment, Stamp(self._epoch, incarnation))
+        self._send(worker, message)
 
     def give_up_due(self) -> Iterator[WorkerEvent]:
         """Yield the faults of refused Prefills, and give up workers that are unreachable or silent."""
@@ -197,7 +188,7 @@ class RemoteWorkers:
 
     # Other machines ---------------------------------------------------------------------------
 
-    def _on_message(self, arrival: Arrival) -> Iterator[WorkerEvent | ProjectionArrived]:
+    def _on_message(self, arrival: Arrival) -> Iterator[WorkerEvent]:
         now = time.monotonic()
         match arrival.message:
             case Join() as join:
@@ -241,9 +232,9 @@ class RemoteWorkers:
         self,
         worker: RemoteWorker,
         peer: bytes,
-        message: FromWorker | KvBlock | FeatureBlock | ProjectionBlock,
+        message: FromWorker | KvBlock | FeatureBlock,
         payload: bytes,
-    ) -> Iterator[WorkerEvent | ProjectionArrived]:
+    ) -> Iterator[WorkerEvent]:
         match message:
             case Hello() as hello:
                 introduced = worker.hello is not None
@@ -279,9 +270,7 @@ class RemoteWorkers:
                 features = self._target_features.add(block, payload)
                 if features is not None:
                     yield Arrived(worker.role, worker.incarnation, features)
-            case ProjectionBlock() as block if worker.role == "draft":
-                yield ProjectionArrived(worker.incarnation, ProjectionShipment(block, payload))
-            case KvBlock() | FeatureBlock() | ProjectionBlock():
+            case KvBlock() | FeatureBlock():
                 self.stale += 1
             case _:
                 worker.peer = peer

@@ -6,11 +6,9 @@ Pure: times are arguments; knows no sockets. A machine is identified by its pinn
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from msgspec import structs
-
 from protocol.messages.base import Role
 from protocol.messages.remote import Attach, WorkerEntry, WorkerStatus
-from protocol.messages.worker import Hello, Ping, Pong, Start, ToWorker
+from protocol.messages.worker import Hello, Ping, Pong
 from protocol.worker.spans import ClockProbes
 
 _MAX_WORKERS = 15
@@ -152,11 +150,6 @@ class RemoteRegistry:
         if any(worker.lost for worker in self._workers.values()):
             return 0.0
         return min(map(_overdue_at, self._workers.values()), default=None)
-
-
-def without_shared_memory(message: ToWorker) -> ToWorker:
-    """The message for a remote worker, which can't open an arena of this machine."""
-    return structs.replace(message, adopt=None) if isinstance(message, Start) and message.adopt else message
 
 
 def _overdue_at(worker: RemoteWorker) -> float:

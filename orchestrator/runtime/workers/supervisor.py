@@ -312,9 +312,7 @@ class Supervisor:
 
     def _pace(self, role: Role) -> DevicePace | None:
         setup = self._setup
-        return setup.pace and worker_pace(
-            setup.pace, role, setup.options, setup.draft_engine, apart=setup.draft_link is not None
-        )
+        return setup.pace and worker_pace(setup.pace, role, setup.options, setup.draft_engine)
 
 
 def _role(seat: Seat) -> Role:

@@ -12,7 +12,7 @@ from msgspec import Meta
 from protocol.contracts.model_folder import ModelFolder, TargetShape
 from protocol.errors import InputError
 
-DrafterKind: TypeAlias = Literal["eagle3", "peagle", "mtp", "dspark", "dflash", "dflash2", "exit"]
+DrafterKind: TypeAlias = Literal["eagle3", "peagle", "mtp", "dspark", "dflash", "dflash2"]
 
 
 class KindFacts(NamedTuple):
@@ -29,7 +29,6 @@ KINDS: Mapping[DrafterKind, KindFacts] = MappingProxyType(
         "dspark": KindFacts("a DSpark drafter", "block"),
         "dflash": KindFacts("a DFlash drafter", "block"),
         "dflash2": KindFacts("a DFlash2 drafter", "block"),
-        "exit": KindFacts("an early exit", "layerskip"),
     }
 )
 FINAL = -1
@@ -176,12 +175,12 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kind: DrafterKind
     format: str
     """Whose format its files have."""
-    form: BlockForm | Eagle3Form | MtpForm | None = None
-    """Of its network; None: an exit's is the target's."""
+    form: BlockForm | Eagle3Form | MtpForm
+    """Of its network."""
     quantization: Quantization | None = None
     """None: not stated."""
     width: int = 0
-    """Elements of one output of the target; 0: it reads none."""
+    """Elements of one output of the target."""
     count: int = 0
     """Outputs that it reads."""
     stated_outputs: tuple[int, ...] | None = None
@@ -192,7 +191,7 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drafted: int | None = None
     """Tokens that it can draft; None: all of the target's."""
     layers: int = 1
-    """Its own decoder layers; of an exit, those of the target that it uses."""
+    """Its own decoder layers."""
     block: int = 1
     """Tokens that one forward guesses behind one another."""
     parameters: int = 0
@@ -226,7 +225,7 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return (1, target.layers // 2 - 1, target.layers - 4)
 
     def read_beside(self, target: TargetShape) -> int:
-        """Parameters that a growth step reads, the target's head included; not the target's layers of an exit."""
+        """Parameters that a growth step reads, the target's head included."""
         return self.read + (0 if self.own_head else target.width * (self.drafted or target.vocabulary))
 
     def fitting(self, folder: Path, target: Path) -> TargetShape:
@@ -248,15 +247,7 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return f"its target has {self.target_layers} layers, and this one has {target.layers}"
         if self.target_vocabulary is not None and self.target_vocabulary != target.vocabulary:
             return f"its target knows {self.target_vocabulary:,} tokens, and this one knows {target.vocabulary:,}"
-        if self.kind == "exit":
-            return _too_deep(self.layers, target.layers)
         return _absent(self.outputs(target), target.layers)
-
-
-def _too_deep(exit_layers: int, layers: int) -> str:
-    if exit_layers < layers:
-        return ""
-    return f"it leaves behind layer {exit_layers}, and the target has {layers}: choose 1 to {layers - 1}"
 
 
 def _absent(outputs: tuple[int, ...], layers: int) -> str:

@@ -8,8 +8,6 @@ from protocol.contracts.drafters.block import block, is_block
 from protocol.contracts.drafters.checkpoint import SPECULATORS, DrafterCheckpoint
 from protocol.contracts.drafters.description import KINDS, Drafter
 from protocol.contracts.drafters.eagle3 import eagle3
-from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
-from protocol.contracts.drafters.early_exit import early_exit
 from protocol.contracts.drafters.mtp import has_mtp, mtp, stands_alone, states_mtp, unknown
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
@@ -25,7 +23,6 @@ class _Reader(NamedTuple):
 _EAGLE3 = _Reader(eagle3, "an EAGLE-3 or P-EAGLE drafter")
 _BLOCK = _Reader(block, "a DFlash, DSpark or DFlash2 drafter")
 _MTP = _Reader(mtp, KINDS["mtp"].name)
-_EXIT = _Reader(early_exit, KINDS["exit"].name)
 _SPECULATORS = {
     **{"eagle3": _EAGLE3, "peagle": _EAGLE3, "mtp": _MTP},
     **dict.fromkeys(("dflash", "dspark", "dflash2"), _BLOCK),
@@ -83,8 +80,6 @@ def _stated(folder: Path, config: dict[str, Any]) -> _Reader | None:
             if kind not in _SPECULATORS:
                 raise _foreign(folder, kind)
             return _SPECULATORS[kind]
-        case _, str(kind) if kind == EXIT:
-            return _EXIT
         case _, str(kind) if kind.endswith(_SPLIT):
             raise InputError(
                 f"{folder} holds an MTP head in mlx-vlm's own packaging ({kind[:60]}), which is not read: pass the "

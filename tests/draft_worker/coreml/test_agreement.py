@@ -19,7 +19,6 @@ from draft_worker.coreml.conversion.weights import compress, restore
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.tree_slots import TreeSlots
-from draft_worker.engine_interface import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from protocol.errors import InputError
@@ -143,20 +142,6 @@ def test_trees_give_the_tokens_of_their_paths_whatever_was_kept_and_dropped(pair
 @pytest.mark.sampled(5)
 def test_no_operation_leaves_the_neural_engine(pair: Pair):
     assert [finding for finding in lint(pair.converted.file) if finding.severity == "error"] == []
-
-
-@pytest.mark.sampled(5)
-def test_a_restarted_draft_finds_the_inputs_of_the_convolutions_in_its_arena(pair: Pair, registry: Path):
-    engines = [CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted.file), epoch=3, owner=1) for _ in range(2)]
-    first, second = (engine.open(GREEDY, VOCABULARY) for engine in engines)
-    first.prefill(PROMPT[:36])
-    saved = first.save()
-    assert saved is not None
-
-    assert second.adopt(saved, range(saved.tokens)) == ""
-
-    batch = Batch((), [1, 2, 3], [-1, -1, -1], 4)
-    assert first.evaluate(batch) == second.evaluate(batch)
 
 
 @pytest.mark.thorough

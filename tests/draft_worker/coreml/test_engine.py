@@ -1,9 +1,6 @@
 """Laws of the draft on a converted model: candidates equal those of MLX after any sequence of operations."""
 
-import os
 import random
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +9,9 @@ import pytest
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.engine_interface import Batch
-from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
+from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.token_tree import Candidates
 from tests.support.models.coreml_runs import CONTEXT, convert, tiny
@@ -40,9 +36,9 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Converted:
     return convert(tiny("qwen2"), tmp_path_factory.mktemp("short") / "converted", head_tokens=HEAD)
 
 
-def engine(converted: Converted, **options: Any) -> CoreMlEngine:
+def engine(converted: Converted) -> CoreMlEngine:
     """An engine in fp32, for comparison with MLX."""
-    return CoreMlEngine(converted, ExecutorRuntime(converted.file, "fp32"), **options)
+    return CoreMlEngine(converted, ExecutorRuntime(converted.file, "fp32"))
 
 
 @pytest.fixture(scope="module")
@@ -116,74 +112,6 @@ def test_tokens_reach_to_the_end_of_the_context(converted: Converted, reference:
 
 
 # Restarts ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shared(converted: Converted, registry: Path) -> Callable[..., CoreMlEngine]:
-    return lambda epoch=9: engine(converted, epoch=epoch, owner=os.getpid())
-
-
-def opened(engine: CoreMlEngine, tokens: Sequence[int] = ()) -> CoreMlSequence:
-    sequence = engine.open(GREEDY, VOCABULARY)
-    assert isinstance(sequence, CoreMlSequence)
-    sequence.prefill(tokens)
-    return sequence
-
-
-def save(sequence: CoreMlSequence) -> KvReference:
-    saved = sequence.save()
-    assert saved is not None
-    return saved
-
-
-def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[..., CoreMlEngine]):
-    first, second = opened(shared(), range(40)), opened(shared())
-    saved = save(first)
-    first.evaluate(Batch((), [1, 2], [-1, -1], 4))
-
-    assert second.adopt(saved, range(saved.tokens)) == ""
-
-    assert second.committed == 40
-    batch = Batch((), [3, 4, 5], [-1, -1, -1], 4)
-    assert second.evaluate(batch) == first.evaluate(batch)
-
-
-def test_nothing_is_saved_for_a_few_tokens(shared: Callable[..., CoreMlEngine]):
-    sequence = opened(shared(), range(31))
-
-    assert sequence.save() is None
-    sequence.prefill([31])
-    assert sequence.save() is not None
-    assert sequence.save() is None
-
-
-def test_a_cache_of_another_life_of_the_pipeline_is_refused(shared: Callable[..., CoreMlEngine]):
-    saved, second = save(opened(shared(), range(40))), opened(shared(epoch=10))
-
-    assert "epoch 9, not 10" in second.adopt(saved, range(saved.tokens))
-    assert second.committed == 0
-    second.prefill(range(40))
-
-
-def test_the_next_sequence_reuses_the_cache_of_a_closed_one(shared: Callable[..., CoreMlEngine]):
-    engine = shared()
-    first = opened(engine, range(40))
-    saved = save(first)
-    first.close()
-
-    assert opened(engine, range(10, 50)).save() == saved
-    assert "are wanted" not in opened(shared()).adopt(saved, range(saved.tokens))
-
-
-def test_a_truncated_sequence_is_saved_again(shared: Callable[..., CoreMlEngine]):
-    first = opened(shared(), range(64))
-    assert save(first).tokens == 64
-    first.truncate(10)
-    first.prefill(range(30, 62))
-    saved = save(first)
-
-    assert saved.tokens == 42
-    assert opened(shared()).adopt(saved, range(saved.tokens)) == ""
 
 
 @pytest.mark.parametrize("exclusive", [True, False])

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.drafters.eagle3 import Eagle3, read_eagle3, write_eagle3
+from draft_worker.drafters.eagle3 import Eagle3, read_eagle3
 from protocol.errors import InputError
 from tests.support.eagle3_reference import Reference, Row
 from tests.support.models import eagle3_folders as folders
@@ -78,16 +78,6 @@ _VARIANTS: dict[str, dict[str, tuple[int, ...]]] = {
 @pytest.mark.parametrize("variant", _VARIANTS)
 def test_variants_equal_the_reference(tmp_path: Path, variant: str):
     _assert_like_reference(folders.safe_ai_lab(tmp_path, _VARIANTS[variant], **{variant: True}))
-
-
-def test_what_is_written_is_read_again(tmp_path: Path):
-    network = read_eagle3(folders.speculators(tmp_path / "theirs", norm_before_residual=True))
-
-    write_eagle3(tmp_path / "ours", network, mx.float32)
-
-    again = read_eagle3(tmp_path / "ours")
-    assert again.form == network.form
-    assert (_computed(again, _features(3)) == _computed(network, _features(3))).all()
 
 
 def test_head_rows_in_any_order_are_sorted_by_token(tmp_path: Path):

@@ -346,8 +346,7 @@ def test_a_copy_leaves_the_first_sequence_as_it_is(pairs: dict[str, Pair]):
 def test_the_engine_says_what_it_reads_and_knows(pairs: dict[str, Pair]):
     engine = pairs["vanilla"].engine
 
-    assert engine.features is not None
-    assert engine.features.reads(FeatureForm((0, 1), 32))
+    assert engine.features == FeatureForm((0, 1), 32)
     assert (engine.name, engine.architecture, engine.vocabulary, engine.context) == ("block", "dspark", VOCABULARY, 512)
     assert pairs["z-lab"].engine.architecture == "dflash"
 

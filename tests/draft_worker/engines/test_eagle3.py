@@ -65,8 +65,7 @@ def test_embedding_and_head_are_the_target_s(tmp_path: Path):
     engine = load(_setup(_drafter(tmp_path)))
 
     assert draft_engine("eagle3").model == "drafter"
-    assert engine.features is not None
-    assert engine.features.reads(FeatureForm((0, 2), WIDTH))
+    assert engine.features == FeatureForm((0, 2), WIDTH)
     assert engine.vocabulary == VOCABULARY
     assert engine.tokenizer
     assert engine.open(Sampling(), VOCABULARY).staleness == 0

@@ -12,10 +12,9 @@ import pytest
 
 from draft_worker.training.answers import AnswerText, divided, packed, texts, without_loop
 from draft_worker.training.rows import Answers, Shards, save_answers, save_states, stored
-from draft_worker.training.states import claim, record_states, tap_of
+from draft_worker.training.states import claim, record_states
 from draft_worker.training.target import Target
 from protocol.errors import InputError, PipelineError
-from protocol.messages.features import FINAL
 from tests.support.models.tiny_models import stock_logits
 from tests.support.models.training_work import write_target
 
@@ -81,20 +80,15 @@ def test_answers_of_another_target_are_refused(target: Target, tmp_path: Path):
         claim(tmp_path, other)
 
 
-def test_states_that_the_disk_has_no_room_for_are_refused_before_any_is_removed(
+def test_states_that_the_disk_has_no_room_for_are_refused(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tokens = np.zeros((2, 4), np.int32)
     save_answers(tmp_path, 0, Answers(tokens, tokens > 0, tokens, np.zeros(2, np.float32)))
-    record_states(target, tmp_path, (FINAL,), lambda _: None)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(free=500))
 
-    with pytest.raises(InputError, match=r"\(8 tokens x 96 numbers x 2 bytes\).*start the same command again"):
-        record_states(target, tmp_path, (0, 1, FINAL), lambda _: None)
-
-    # The bytes of the states that would be replaced count as free.
-    assert record_states(target, tmp_path, (0, FINAL), lambda _: None) == (0, FINAL)
-    assert Shards(tmp_path).row(0).states.shape == (4, 2, target.width)
+    with pytest.raises(InputError, match=r"\(8 tokens x 32 numbers x 2 bytes\).*start the same command again"):
+        record_states(target, tmp_path, lambda _: None)
 
 
 class _Usage(NamedTuple):
@@ -115,10 +109,10 @@ def test_a_full_disk_is_named_and_leaves_no_part(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(np, "save", full)
 
-    with pytest.raises(PipelineError, match=r"states/shard-0003\.npy could not be written.*No space left"):
-        save_states(tmp_path, 3, np.zeros((1, 1, 1, 1), np.float16))
+    with pytest.raises(PipelineError, match=r"final-states/shard-0003\.npy could not be written.*No space left"):
+        save_states(tmp_path, 3, np.zeros((1, 1, 1), np.float16))
 
-    assert list((tmp_path / "states").iterdir()) == []
+    assert list((tmp_path / "final-states").iterdir()) == []
 
 
 def test_any_hundred_prompts_have_held_out_ones_that_stay_held_out(tmp_path: Path):
@@ -135,17 +129,9 @@ def test_any_hundred_prompts_have_held_out_ones_that_stay_held_out(tmp_path: Pat
         assert all(prompt in divided(more, 2, folder / "prompts.json")[1] for prompt in held_out)
 
 
-def test_a_target_without_taps_is_refused(target: Target):
-    class Odd:
-        """A model whose layers can't be found."""
-
-    with pytest.raises(InputError, match=r"can't be recorded.*choose another target"):
-        tap_of(Odd(), str(target.folder))
-
-
 def test_recorded_states_give_the_target_s_logits(target: Target, work: Path):
     row = Shards(work).row(0)
 
-    logits = np.array(mx.array(row.states[25, -1]) @ target.head().T)
+    logits = np.array(mx.array(row.states[25]) @ target.head().T)
 
     np.testing.assert_allclose(logits, np.array(stock_logits(target.model, row.tokens[20:26].tolist())), atol=0.05)

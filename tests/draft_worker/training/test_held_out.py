@@ -2,43 +2,31 @@
 
 import numpy as np
 
-from draft_worker.training.chains import CHAIN, NO_PLACE, reach, windows
 from draft_worker.training.held_out import acceptance, first_guess, posterior_noise
+from draft_worker.training.language import NO_PLACE, reach
 from draft_worker.training.rows import Row
-from protocol.contracts.training import DEPTHS, STALENESS, HeldOut, HeldOutAcceptance
+from protocol.contracts.training import DEPTHS, HeldOut, HeldOutAcceptance
 
 
 def test_a_rate_counts_only_places_whose_guesses_before_are_all_right():
-    hits = np.full((4, STALENESS, DEPTHS), NO_PLACE, np.int8)
-    hits[:, 0, :3] = [[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, NO_PLACE]]
+    hits = np.full((4, DEPTHS), NO_PLACE, np.int8)
+    hits[:, :3] = [[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, NO_PLACE]]
 
     found = acceptance(0.7, hits)
 
-    assert found.rates[0] == (0.75, 0.6667, 0.0, None, None)  # 3 of 4, 2 of 3, 0 of the one that goes on
-    assert found.rates[1] == (None,) * DEPTHS
-
-
-def test_in_a_chain_staleness_and_depth_count_alike():
-    chain = np.arange(CHAIN)[None] % 2
-
-    found = windows(chain)
-
-    assert found[0, 3].tolist() == [1, 0, 1, 0, 1]
-    assert found.shape == (1, STALENESS, DEPTHS)
+    assert found.rates == (0.75, 0.6667, 0.0, None, None)  # 3 of 4, 2 of 3, 0 of the one that goes on
 
 
 def test_a_chain_reaches_as_far_as_the_target_wrote():
     wanted = np.array([False, True, True, False, True, False])
-    row = Row(np.zeros(6, np.int32), np.zeros(6, np.int32), wanted, 0.0, np.zeros((6, 1, 2), np.float32))
+    row = Row(np.zeros(6, np.int32), np.zeros(6, np.int32), wanted, 0.0, np.zeros((6, 2), np.float32))
 
     assert reach(row).tolist() == [0, 2, 1, 0, 1, 0]
 
 
 def test_the_first_guess_is_a_mean_over_places():
-    rates = tuple((0.5,) * DEPTHS for _ in range(STALENESS)), tuple((0.8,) * DEPTHS for _ in range(STALENESS))
-    report = HeldOut(
-        acceptance=(HeldOutAcceptance(0.0, 30, rates[0]), HeldOutAcceptance(1.0, 10, rates[1])), parameters_per_guess=1
-    )
+    each = HeldOutAcceptance(0.0, 30, (0.5,) * DEPTHS), HeldOutAcceptance(1.0, 10, (0.8,) * DEPTHS)
+    report = HeldOut(acceptance=each, parameters_per_guess=1)
 
     assert first_guess(report) == (30 * 0.5 + 10 * 0.8) / 40
 

@@ -14,7 +14,7 @@ from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.rows import HELD_OUT, Shards
 from draft_worker.training.saved_state import head_tokens, kept_head_tokens, save
 from draft_worker.training.target import Target
-from protocol.contracts.training import TRAINED_KINDS, TrainedKind, TrainingChoices, TrainingProgress
+from protocol.contracts.training import TrainingChoices, TrainingProgress
 from protocol.errors import InputError, PipelineError
 from tests.support.models.training_work import HEAD, trainee, write_target
 
@@ -22,13 +22,13 @@ from tests.support.models.training_work import HEAD, trainee, write_target
 class Stage:
     """A training whose clock stands still, and which is stopped after so many rows."""
 
-    def __init__(self, target: Target, work: Path, out: Path, kind: TrainedKind = "eagle3", **choices: int) -> None:
+    def __init__(self, target: Target, work: Path, out: Path, **choices: int) -> None:
         self.losses: list[float] = []
         self._asked, self._last = 0, 10**9
-        self.training = trainee(kind, target, work)[0]
+        self.training = trainee(target, work)[0]
         examiner = Examiner(target, np.arange(0, 2 * HEAD, 2))
         shell = Shell(lambda: 0.0, self._stopping, self._report, lambda *_: None)
-        asked = TrainingChoices(kind=kind, minutes=0, **choices)
+        asked = TrainingChoices(minutes=0, **choices)
         examined = examiner, Shards(work / HELD_OUT)
         self.loop = TrainingLoop(self.training, Shards(work), examined, asked, out, target.fingerprint, shell)
 
@@ -49,9 +49,8 @@ class Stage:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", TRAINED_KINDS)
-def test_the_loss_falls(kind: TrainedKind, target: Target, work: Path, tmp_path: Path):
-    stage = Stage(target, work, tmp_path, kind, steps=14, batch=3)
+def test_the_loss_falls(target: Target, work: Path, tmp_path: Path):
+    stage = Stage(target, work, tmp_path, steps=14, batch=3)
     row = Shards(work).row(1)
     before = float(stage.training.loss(row, np.random.default_rng(0)))
 
@@ -61,15 +60,14 @@ def test_the_loss_falls(kind: TrainedKind, target: Target, work: Path, tmp_path:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", TRAINED_KINDS)
-def test_an_interrupted_training_equals_one_that_was_not(kind: TrainedKind, target: Target, work: Path, tmp_path: Path):
-    whole = Stage(target, work, tmp_path / "whole", kind, steps=5, batch=2)
+def test_an_interrupted_training_equals_one_that_was_not(target: Target, work: Path, tmp_path: Path):
+    whole = Stage(target, work, tmp_path / "whole", steps=5, batch=2)
     whole.loop.run()
 
     with pytest.raises(Stopped):
         # In the middle of the third step.
-        Stage(target, work, tmp_path / "parts", kind, steps=5, batch=2).stop_after(5).loop.run()
-    resumed = Stage(target, work, tmp_path / "parts", kind, steps=5, batch=2)
+        Stage(target, work, tmp_path / "parts", steps=5, batch=2).stop_after(5).loop.run()
+    resumed = Stage(target, work, tmp_path / "parts", steps=5, batch=2)
     assert resumed.loop.progressed.step == 2
     resumed.loop.run()
 

@@ -7,12 +7,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import gemma
 
-from draft_worker.training.kinds import KINDS
 from draft_worker.training.target import Target, require_plain
 from protocol.errors import InputError
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import network
-from tests.support.models.training_work import write_as_target, write_target
+from tests.support.models.training_work import write_as_target
 
 
 def _target(folder: Path, model: Any) -> Target:
@@ -48,18 +47,3 @@ def test_plain_targets_are_accepted_as_they_round(architecture: str, element: mx
     target.model.set_dtype(element)
 
     require_plain(target)
-
-
-def test_eagle3_refuses_layers_whose_norm_it_would_copy_in_vain(tmp_path: Path):
-    target = _target(tmp_path, tiny("olmo2"))
-    require_plain(target)
-
-    with pytest.raises(InputError, match=r"no input_layernorm\.weight.*choose a target of the Llama"):
-        KINDS["eagle3"].outputs(target, 0)
-
-
-def test_eagle3_refuses_a_target_of_few_layers_and_a_number_of_layers(target: Target, tmp_path: Path):
-    with pytest.raises(InputError, match="has 3 layers, and an eagle3 drafter reads outputs of 4 or more"):
-        KINDS["eagle3"].outputs(Target(write_target(tmp_path / "short", layers=3)), 0)
-    with pytest.raises(InputError, match="leave --layers out"):
-        KINDS["eagle3"].outputs(target, 2)

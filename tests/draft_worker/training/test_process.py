@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from draft_worker.drafters.eagle3 import read_eagle3
 from draft_worker.training.__main__ import Process
 from draft_worker.training.answers import write_answers
 from draft_worker.training.optimisers import Optimisers
-from draft_worker.training.own_text import OwnText
 from draft_worker.training.rows import read_answers
 from draft_worker.training.saved_state import Progressed, save
 from draft_worker.training.states import claim
@@ -31,9 +29,9 @@ from protocol.contracts.training import (
 )
 from protocol.errors import InputError
 from tests.support.models.tiny_models import VOCABULARY
-from tests.support.models.training_work import write_own_text, write_target, write_work
+from tests.support.models.training_work import write_target, write_work
 
-_CHOICES = TrainingChoices(kind="eagle3", minutes=0, steps=6, tokens=100, rows=3, slots=48, head=30, batch=1)
+_CHOICES = TrainingChoices(minutes=0, steps=6, tokens=100, rows=3, slots=48, head=30, batch=1)
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def test_a_drafter_from_prompts_after_a_stop_in_the_middle(order: TrainingOrder)
     assert isinstance(finished, TrainingFinished)
     assert finished.steps == 6
     assert [each.temperature for each in finished.held_out.acceptance] == [0.0, 0.7, 1.0]
-    assert read_eagle3(Path(order.out)).form.head_size == 30
+    assert len(np.load(Path(order.out) / "head_tokens.npy")) == 30
 
 
 def test_the_time_holds_in_all_stages(order: TrainingOrder, monkeypatch: pytest.MonkeyPatch):
@@ -92,23 +90,6 @@ def test_answers_end_at_the_order_s_ends(order: TrainingOrder):
     assert (runs > 1).all()
 
 
-def test_text_that_the_target_wrote_replaces_its_answers(order: TrainingOrder, tmp_path: Path):
-    random = np.random.default_rng(0)
-    texts = [
-        OwnText(random.integers(4, VOCABULARY - 1, 20).astype(np.uint16), np.repeat([0, 1], 10).astype(np.uint8), 0.7)
-        for _ in range(12)
-    ]
-    write_own_text(tmp_path / "text.xz", texts)
-    reports = []
-    one_step = msgspec.structs.replace(_CHOICES, steps=1)
-    changed = msgspec.structs.replace(order, prompts="", text=str(tmp_path / "text.xz"), choices=one_step)
-
-    finished = Process(changed, reports.append).run()
-
-    assert {each.stage for each in reports} == {"the target's states", "training"}
-    assert [each.temperature for each in finished.held_out.acceptance] == [pytest.approx(0.7)]
-
-
 def _until_training(reports):
     for report in reports:
         yield report
@@ -128,11 +109,11 @@ def test_a_target_without_a_stack_of_layers_is_refused(order: TrainingOrder):
     ("choices", "words"),
     [
         ({"head": 31}, "holds a training with other settings"),
-        ({"layers": 2}, "leave --layers out"),
+        ({"layers": 2}, "holds a training with other settings"),
     ],
 )
 def test_what_can_t_be_trained_is_refused_before_anything_is_answered(order: TrainingOrder, choices: dict, words: str):
-    settings = "--kind eagle3 --head 30 --layers 0 --seed 0"
+    settings = "--head 30 --layers 3 --seed 0"
     network = nn.Linear(1, 1)
     save(
         Path(order.out),
@@ -176,13 +157,11 @@ def test_too_few_prompts_are_refused(order: TrainingOrder):
 
 _COMMANDS: dict[str, tuple[list[str], str]] = {
     "no data": ([], "pass files of them as --data"),
-    "text and data": (["--text", "file", "--data", "prompts.jsonl"], "--text replaces --data"),
     "other files": (["--out", "notes"], "holds other files"),
     "a file": (["--out", "file"], "is a file"),
     "the target": (["--out", "target"], "is the target's own folder"),
     "long prompts": (["--data", "long.jsonl"], "1 of 1 prompts are longer than 220 tokens and left out."),
     "only long prompts": (["--data", "long.jsonl"], "no prompts that can be used"),
-    "an unknown kind": (["--kind", "medusa"], "'medusa' is not one of"),
 }
 
 
@@ -196,7 +175,7 @@ def test_what_the_command_refuses(order: TrainingOrder, case: str, tmp_path: Pat
     Path("long.jsonl").write_text(json.dumps({"prompt": "abc " * 300}) + "\n")
     options, words = _COMMANDS[case]
 
-    ended = CliRunner().invoke(cli, ["train-draft", "--kind", "lm", "--target", order.target, "--out", "out", *options])
+    ended = CliRunner().invoke(cli, ["train-draft", "--target", order.target, "--out", "out", *options])
 
     assert ended.exit_code != 0
     assert words in " ".join(f"{ended.output} {ended.exception}".split())
@@ -206,7 +185,7 @@ def test_what_the_command_refuses(order: TrainingOrder, case: str, tmp_path: Pat
 def test_the_command_trains_on_shared_answers_and_prints_its_report(tmp_path: Path):
     target = Target(write_target(tmp_path / "target"))
     work = write_work(tmp_path / "work", target)
-    asked = ["--kind", "lm", "--target", str(target.folder), "--work", str(work), "--out", str(tmp_path / "out")]
+    asked = ["--target", str(target.folder), "--work", str(work), "--out", str(tmp_path / "out")]
 
     result = CliRunner().invoke(cli, ["train-draft", *asked, "--minutes", "0.02", "--threads", "1", "--json"])
 
@@ -216,5 +195,4 @@ def test_the_command_trains_on_shared_answers_and_prints_its_report(tmp_path: Pa
     assert f"--target {target.folder} --draft {tmp_path / 'out'}" in again.stdout
     assert result.exception is None
     printed = json.loads(result.stdout)
-    assert printed["kind"] == "lm"
-    assert len(printed["held_out"]["acceptance"][0]["rates"]) == 9
+    assert len(printed["held_out"]["acceptance"][0]["rates"]) == 5

@@ -16,7 +16,6 @@ from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.profiles.device_profiles import profile_names
-from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.coreml import FOLDER_MODEL, EngineRates
 from protocol.errors import InputError, PipelineError
 from protocol.messages.sampling import ModelSampling
@@ -42,9 +41,7 @@ def test_the_engine_that_begins_is_named():
 
 
 @pytest.mark.usefixtures("faster_in_core_ml")
-@pytest.mark.parametrize(
-    "measured", [{"pace": profile_names()[0]}, {"trace": "trace"}, {"draft_link": EmulatedLink(delay=0.01)}], ids=str
-)
+@pytest.mark.parametrize("measured", [{"pace": profile_names()[0]}, {"trace": "trace"}], ids=str)
 def test_an_engine_that_a_measurement_does_not_begin_with_is_not_named(measured: dict[str, Any]):
     assert Pipeline(str(DEMO_TARGET), **measured).note == ""
 

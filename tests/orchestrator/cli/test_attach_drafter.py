@@ -11,8 +11,9 @@ from orchestrator.cli.attachment import Lending
 from orchestrator.machine.servers import KnownServer
 from protocol.errors import InputError
 from protocol.security.addresses import Endpoint
-from tests.support.models.drafter_files import write
-from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+from tests.support.models.drafter_files import LAYERS, VOCABULARY, WIDTH, safeailab, write
+from tests.support.models.trained_drafters import write_target
+from tests.support.paths import DEMO_DRAFT
 
 LINE = "127.0.0.1:5571"
 SERVER = KnownServer(Endpoint("127.0.0.1", 5571), b"k" * 40)
@@ -38,19 +39,21 @@ def attach(*arguments: str) -> None:
     CliRunner().invoke(cli, ["attach", "draft", LINE, *arguments], catch_exceptions=False)
 
 
-def test_a_lent_exit_is_lent_with_its_target_and_an_ordinary_draft_without(lent: list[Lending], tmp_path: Path):
-    folder = write(tmp_path / "exit", ({"model_type": "exit", "layers": 2}, {}))
-    attach("--draft", str(folder), "--target", str(DEMO_TARGET))
+def test_a_drafter_is_lent_with_its_target_and_an_ordinary_draft_without(lent: list[Lending], tmp_path: Path):
+    sizes = {"hidden_size": WIDTH, "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS}
+    write_target(tmp_path / "target", **sizes)
+    folder, target = write(tmp_path / "drafter", safeailab()), str(tmp_path / "target")
+    attach("--draft", str(folder), "--target", target)
     attach("--draft", str(DEMO_DRAFT))
 
     assert [(lending.worker.engine, lending.worker.model, lending.worker.target) for lending in lent] == [
-        ("layerskip", str(folder), str(DEMO_TARGET)),
+        ("eagle3", str(folder), target),
         ("mlx", str(DEMO_DRAFT), ""),
     ]
 
 
 def test_without_the_target_s_name_a_sentence_asks_for_it(lent: list[Lending], tmp_path: Path):
-    folder = write(tmp_path / "exit", ({"model_type": "exit", "layers": 2}, {}))
+    folder = write(tmp_path / "drafter", safeailab())
 
     with pytest.raises(InputError, match="name the target's folder or Hugging Face id too"):
         attach("--draft", str(folder))

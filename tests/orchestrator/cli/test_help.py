@@ -61,8 +61,8 @@ NO_FOLDER = "since there is no folder {folder}/file"
             (words, "file/deep/x", NO_FOLDER)
             for words in (
                 ("convert", "--out"),
-                ("train-draft", "--kind", "eagle3", "--target", "x", "--out"),
-                ("train-draft", "--kind", "eagle3", "--target", "x", "--out", "new", "--work"),
+                ("train-draft", "--target", "x", "--out"),
+                ("train-draft", "--target", "x", "--out", "new", "--work"),
                 ("profile", "--out"),
                 ("first-light", "--out"),
                 ("calibrate", "--out"),

@@ -7,7 +7,7 @@ from orchestrator.core.events import Arrived
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
 from orchestrator.lab.simulate.workers import ModelledDraft
 from protocol.messages.base import Level, RequestId, Role
-from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Projection, Tap, Taps
+from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import Reroot, Start
 from tests.support.recording_target import RING, TAPS, RecordingTarget, reading
 from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation
@@ -89,22 +89,6 @@ def test_the_target_records_the_ascending_union_of_what_the_attached_drafts_read
 
     assert earlier == [(1, 4), (-1, 1, 4), (1, 4)]
     assert taps(simulation) == [*earlier, ()]
-
-
-def test_rows_are_projected_for_a_single_drafter_where_they_travel():
-    """On one machine shared memory costs nothing, and rows that one matrix made are of no use to another drafter."""
-    own, other = (FeatureForm((1, 4), 64, Projection(32, key)) for key in (5, 6))
-    simulation = pipeline(form=own)
-    remote = attach(simulation, own)
-    another = attach(simulation, other)
-    simulation.remove(another.incarnation)
-    raw = attach(simulation, LOW)
-    simulation.remove(raw.incarnation)
-    simulation.remove(remote.incarnation)
-
-    found = [tap.projection for tap in simulation.sent(Tap)]
-    assert found == [None, own.projection, None, own.projection, None, own.projection, None]
-    assert {tap.outputs for tap in simulation.sent(Tap)} == {(1, 4)}
 
 
 def test_a_draft_that_dies_in_mid_request_ends_no_ring():

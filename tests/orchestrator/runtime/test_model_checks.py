@@ -63,7 +63,6 @@ def test_beside_a_target_the_layers_are_known_and_the_fit(tmp_path: Path, target
         ),
         ("dspark", "One forward guesses 7 tokens."),
         ("qwen_mtp", "the last output behind the final norm of the target, 32 bytes a token"),
-        ("early_exit", "It is the target's first 2 layers, and reads none of its states."),
     ],
 )
 def test_each_kind_is_told_in_its_own_words(tmp_path: Path, form: str, words: str):
@@ -87,17 +86,6 @@ def test_a_head_of_an_architecture_that_is_not_run_is_no_draft(target: Path):
 
     assert "MTP head" not in draft_finding(str(target)).text
     assert not has_own_head(target)
-
-
-@pytest.mark.parametrize("name", ["exit", "exit:3"])
-def test_an_exit_is_an_exit_of_a_target(name: str):
-    finding = draft_finding(name)
-
-    assert (finding.status, finding.text) == (
-        "fail",
-        f"{name} is the target's own first layers: name the target too (--target).",
-    )
-    assert "It is the target's first" in draft_finding(name, str(DEMO_TARGET)).text
 
 
 @pytest.mark.parametrize(

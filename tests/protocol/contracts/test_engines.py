@@ -41,6 +41,6 @@ def test_a_module_without_a_literal_declaration_is_no_engine(tmp_path: Path, sou
 
 
 def test_a_name_that_no_engine_has_is_answered_with_the_choices():
-    choices = "auto, block, coreml, eagle3, layerskip, mlx, mtp, ngram or none"
+    choices = "auto, block, coreml, eagle3, mlx, mtp, ngram or none"
     with pytest.raises(InputError, match=rf"no draft engine called 'crystal ball': choose {choices}\."):
         draft_engine("crystal ball")

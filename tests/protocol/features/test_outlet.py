@@ -10,7 +10,7 @@ from protocol.features.outlet import FeatureOutlet
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import RequestId
-from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection
+from protocol.messages.features import FeatureForm, Features, FeatureShipment
 from protocol.messages.remote import MAX_PAYLOAD
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -133,23 +133,6 @@ def test_an_ended_sequence_is_forgotten(ring: FeatureRing, outlet: FeatureOutlet
     outlet.forget(ONE)
 
     assert outlet.due().blocks == []
-
-
-@pytest.mark.parametrize(("key", "expected"), [(5, [(0, 10)]), (6, [])])
-def test_projected_rows_go_to_the_drafter_whose_matrix_made_them(key: int, expected: list[tuple[int, int]]):
-    form = FeatureForm((1, 4), 1024, Projection(512, 5))
-    ring = FeatureRing.create(form, ElementType.FLOAT16, fingerprint="a" * 64, epoch=1, capacity=100)
-    ring.write(0, np.ones((10, 512), np.float16))
-    reads = FeatureForm((1, 4), 1024, Projection(512, key))
-    outlet = FeatureOutlet(reads)
-    outlet.announce(Features(ONE, 0, ring.name, 0, 10))
-    blocks = outlet.due().blocks
-    outlet.close()
-    ring.unlink()
-    ring.close()
-
-    assert spans(blocks) == expected
-    assert all(each.block.form == form and len(each.payload) == 10 * 512 * 2 for each in blocks)
 
 
 def test_full_precision_is_sent_in_half():

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("registry")
 
 
 HONEST = {
-    "layout": {"form": {"outputs": [-1, 1, 3], "width": 4, "projection": None}, "element": 1, "capacity": 8},
+    "layout": {"form": {"outputs": [-1, 1, 3], "width": 4}, "element": 1, "capacity": 8},
     **{"epoch": 7, "model": bytes(32), "begin": 0, "committed": 0},
 }
 SIZE = RingLayout(FORM, ElementType.FLOAT16, 8).segment_bytes
@@ -235,8 +235,6 @@ def test_the_hostile_header_is_otherwise_right():
         ("layout", "capacity", [0, 9, (1 << 64) - 1]),
         ("form", "width", [0, 5, 0xFFFFFFFF]),
         ("form", "outputs", [[], [-1, 1, 3, 4], [*range(33)], [1, 1, 3], [-2, 1, 3], [1 << 30, 1, 3]]),
-        ("form", "projection", [{"width": width, "key": 0} for width in (12, 0xFFFFFFFF)]),
-        ("form", "projection", [{"width": 4, "key": 1 << 63}]),
         ("", "begin", [1, -1]),
         ("", "committed", [(1 << 20) + 1, -1, (1 << 64) - 1]),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from draft_worker.drafters.block import BlockDrafter, MarkovHead
-from draft_worker.drafters.files import decoder_config, parameters, save
+from draft_worker.drafters.files import parameters, save
 from draft_worker.drafters.token_ends import TokenEnds
 from protocol.contracts.drafters.description import BlockForm
 
@@ -31,7 +31,7 @@ def _config(form: BlockForm, target: Mapping[str, Any]) -> dict[str, Any]:
     sliding = [window for window in form.windows if window is not None]
     shared = (
         kept
-        | decoder_config(form)
+        | _decoder_config(form)
         | {
             "model_type": "qwen3",
             "attention_bias": form.bias,
@@ -80,3 +80,21 @@ def latents(head: MarkovHead, tokens: mx.array, hidden: mx.array) -> mx.array:
         state, latent = head.step(state, tokens[..., row], hidden[..., row, :])
         rows.append(latent)
     return mx.stack(rows, axis=-2)
+
+
+def _decoder_config(form: BlockForm) -> dict[str, Any]:
+    """The fields of config.json about decoder layers."""
+    return {
+        "hidden_size": form.width,
+        "intermediate_size": form.inner,
+        "num_hidden_layers": form.layers,
+        "num_attention_heads": form.heads,
+        "num_key_value_heads": form.kv_heads,
+        "head_dim": form.head_width,
+        "vocab_size": form.vocabulary,
+        "hidden_act": "silu",
+        "rms_norm_eps": form.norm_epsilon,
+        "rope_theta": form.rope_base,
+        "rope_scaling": form.rope_scaling,
+        "max_position_embeddings": form.positions,
+    }

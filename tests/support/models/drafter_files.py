@@ -252,16 +252,12 @@ def deepseek_mtp() -> Format:
     return config, tensors
 
 
-def early_exit() -> Format:
-    return {"model_type": "exit", "layers": 2}, {}
-
-
 FORMATS: dict[str, Callable[[], Format]] = {
     each.__name__: each
     for each in (
         *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, specforge_dspark, deepspec_dflash),
         *(speculators_layers, speculators_peagle),
-        *(dflash2, qwen_mtp, deepseek_mtp, early_exit),
+        *(dflash2, qwen_mtp, deepseek_mtp),
     )
 } | {f"speculators_{form.__name__}": partial(_packed, form.__name__, form()) for form in (dflash, dspark, dflash2)}
 

@@ -19,11 +19,9 @@ from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, 
 from orchestrator.machine.drafts.preparation import Declined, Prepared, prepare
 from orchestrator.machine.memory.budget import GIB
 from orchestrator.machine.pairs.recommended_pairs import pairs
-from orchestrator.runtime.memory_plan import loaded_drafter
 from protocol.contracts.coreml import FOLDER_MODEL, EngineRates, EngineVerdict, record, silent
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import AUTO
-from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from tests.support.models.drafter_files import FORMATS, LAYERS, VOCABULARY, WIDTH, layer, write
 from tests.support.models.tokenizer_files import with_other_tokenizer
@@ -207,12 +205,6 @@ def test_core_ml_is_tried_where_it_fits_beside_all_that_the_pipeline_needs(
 # Trained drafters ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("orchestrator.machine.drafts.draft_choice.cache_folder", lambda: tmp_path / "cache")
-    return tmp_path / "cache"
-
-
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     """A language model of the shape that the tiny drafters were made for, with its own MTP head."""
@@ -272,7 +264,7 @@ def test_the_target_s_own_mtp_head_drafts_for_it_and_a_smaller_relative_drafts_a
     [
         (False, AUTO, "safeailab", r"does not fit the target .*states of 16 numbers, and the target's have 256"),
         (True, "mlx", "dspark", r"a DSpark drafter, which the draft engine mlx can't run: .*choose block"),
-        (False, "layerskip", None, "an ordinary language model, which the draft engine layerskip can't run"),
+        (False, "eagle3", None, "an ordinary language model, which the draft engine eagle3 can't run"),
     ],
 )
 def test_a_drafter_of_another_target_and_an_engine_that_can_t_run_it_are_refused_before_anything_starts(
@@ -292,67 +284,12 @@ def test_bench_measures_a_drafter_and_a_measurement_of_a_language_model_names_it
 
 
 def test_a_lent_drafter_needs_its_target_s_name(drafter: Path, target: Path):
-    with pytest.raises(InputError, match="uses the embedding or layers of its target: name the target's folder"):
+    with pytest.raises(InputError, match="uses the embedding of its target: name the target's folder"):
         draft_choice(AUTO, str(drafter))
     assert draft_choice(AUTO, str(drafter), target=target).target == target
 
 
 def test_a_drafter_s_engine_is_left_to_its_kind_and_it_is_not_converted(drafter: Path):
-    assert [first_engine(AUTO, name) for name in (str(drafter), "exit:3", str(DEMO_DRAFT))] == [AUTO, AUTO, "mlx"]
+    assert [first_engine(AUTO, name) for name in (str(drafter), str(DEMO_DRAFT))] == [AUTO, "mlx"]
     with pytest.raises(InputError, match="an EAGLE-3 drafter, which has no form for Core ML: use it as it is"):
         converted_draft(str(drafter))
-
-
-# Exits ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "layers"), [("exit", 1), ("exit:3", 3)])
-def test_an_exit_is_named_by_its_layers_or_by_the_engine_alone(cache: Path, name: str, layers: int):
-    choice = draft_for(str(DEMO_TARGET), AUTO, name, silent)
-
-    assert choice == DraftChoice("layerskip", cache / "exits" / f"exit-{layers}", target=DEMO_TARGET)
-    assert layers > 1 or choice == draft_for(str(DEMO_TARGET), "layerskip", None, silent)
-
-
-def test_a_target_s_own_files_may_recommend_the_exit(tmp_path: Path):
-    shutil.copytree(DEMO_TARGET, tmp_path / "target")
-    (tmp_path / "target" / "generation_config.json").write_text('{"assistant_early_exit": 4}')
-
-    folder = draft_for(str(tmp_path / "target"), AUTO, "exit", silent).folder
-    assert folder is not None
-    assert folder.name == "exit-4"
-
-
-@pytest.mark.parametrize("name", ["exit:6", "exit:99"])
-def test_an_exit_behind_the_last_layer_is_refused(name: str):
-    with pytest.raises(InputError, match="the target has 6: choose 1 to 5"):
-        draft_for(str(DEMO_TARGET), AUTO, name, silent)
-
-
-# Memory --------------------------------------------------------------------------------------------
-
-
-def test_an_exit_takes_the_memory_of_its_layers(tmp_path: Path):
-    sizes = [
-        loaded_drafter(
-            write(tmp_path / str(n), ({"model_type": "exit", "layers": n}, {})), DEMO_TARGET, on_processor=False
-        )
-        for n in (1, 3, 5)
-    ]
-
-    assert sizes[1] - sizes[0] == sizes[2] - sizes[1] > 0
-    assert sizes[2] < ModelFolder(DEMO_TARGET).size
-
-
-def test_a_drafter_takes_its_own_memory_and_that_of_the_target_s_embedding_and_head(tmp_path: Path, target: Path):
-    folder = write(tmp_path / "drafter", FORMATS["dflash"]())
-    shared = 2 * 2 * VOCABULARY * WIDTH
-
-    held = ModelFolder(folder).size + shared
-    assert loaded_drafter(folder, target, on_processor=False) == pytest.approx(held, abs=8192)
-    head = 2 * (2 * WIDTH * WIDTH + 3 * WIDTH + sum(a * (b or 1) for a, b in _sizes()))
-    assert loaded_drafter(target, target, on_processor=False) == head + shared
-
-
-def _sizes() -> list[tuple[int, int]]:
-    return [(shape[0], shape[1] if len(shape) > 1 else 1) for shape in layer("x").values()]

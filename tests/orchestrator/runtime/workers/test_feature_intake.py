@@ -11,13 +11,12 @@ from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import MAX_CONTEXT, RequestId
-from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection, Tap, Taps
+from protocol.messages.features import FeatureForm, Features, FeatureShipment, Tap, Taps
 from tests.support.segments import exists
 
 pytestmark = pytest.mark.usefixtures("registry")
 TAPS = Taps(12, 8)
-PROJECTION = Projection(4, 99)
-RAW, PROJECTED = FeatureForm((1, 4), 8), FeatureForm((1, 4), 8, PROJECTION)
+RAW = FeatureForm((1, 4), 8)
 ONE, TWO = RequestId(1), RequestId(2)
 
 
@@ -25,7 +24,7 @@ ONE, TWO = RequestId(1), RequestId(2)
 def intake() -> Iterator[FeatureIntake]:
     """Of a target that serves one sequence."""
     intake = FeatureIntake(TAPS, epoch=7, fingerprint="a" * 64)
-    intake.tap(Tap((1, 4), PROJECTION))
+    intake.tap(Tap((1, 4)))
     intake.begin(ONE)
     yield intake
     intake.close()
@@ -49,13 +48,12 @@ def read(features: Features) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("form", [RAW, PROJECTED])
-def test_a_draft_finds_the_rows_in_a_ring_of_this_machine(intake: FeatureIntake, form: FeatureForm):
+def test_a_draft_finds_the_rows_in_a_ring_of_this_machine(intake: FeatureIntake):
     for first, count in ((0, 5), (5, 3), (20, 2)):
-        features = intake.add(*block(first, count, form))
+        features = intake.add(*block(first, count))
         assert features is not None
         assert (features.request, features.round, features.first, features.rows) == (ONE, 3, first, count)
-        assert np.array_equal(read(features), rows(first, count, form).astype(np.float32))
+        assert np.array_equal(read(features), rows(first, count).astype(np.float32))
 
 
 def test_lost_blocks_leave_a_gap_and_late_ones_are_dropped(intake: FeatureIntake):
@@ -84,8 +82,6 @@ HOSTILE: dict[str, FeatureShipment] = {
     "other outputs": block(0, 4, FeatureForm((1, 5), 8)),
     "fewer outputs": block(0, 4, FeatureForm((1,), 8)),
     "another width": block(0, 4, FeatureForm((1, 4), 16)),
-    "another matrix": block(0, 4, FeatureForm((1, 4), 8, Projection(4, 98))),
-    "another projection": block(0, 4, FeatureForm((1, 4), 8, Projection(5, 99))),
     "no element type": FeatureShipment(replace(honest().block, element=3), honest().payload),
     "fewer bytes": FeatureShipment(honest().block, honest().payload[:-2]),
     "no bytes": FeatureShipment(honest().block, b""),
@@ -120,12 +116,12 @@ def test_only_sequences_that_the_target_serves_have_rings_and_these_end_with_the
 def test_a_sequence_that_starts_again_has_a_new_ring(intake: FeatureIntake):
     before = intake.add(*block(0, 4))
     intake.begin(ONE)
-    again = intake.add(*block(0, 2, PROJECTED))
+    again = intake.add(*block(0, 2))
     assert before is not None
     assert again is not None
 
     assert not exists(before.name)
-    assert np.array_equal(read(again), rows(0, 2, PROJECTED).astype(np.float32))
+    assert np.array_equal(read(again), rows(0, 2).astype(np.float32))
 
 
 def test_another_tap_ends_all_rings_and_what_was_under_way(intake: FeatureIntake):

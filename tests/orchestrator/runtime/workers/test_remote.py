@@ -22,7 +22,6 @@ from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.machine.servers import KnownServer
 from orchestrator.runtime.guard import Pins
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
-from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from protocol.errors import InputError
@@ -37,8 +36,6 @@ from protocol.messages.features import (
     Features,
     FeatureShipment,
     FeaturesTaken,
-    ProjectionBlock,
-    ProjectionShipment,
     Tap,
     Taps,
 )
@@ -84,7 +81,7 @@ class Server:
             self.registry,
             list,
         )
-        self.events: list[WorkerEvent | ProjectionArrived] = []
+        self.events: list[WorkerEvent] = []
         self.links: list[Link] = []
 
     @property
@@ -144,7 +141,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         server.close()
 
 
-def kinds(events: list[WorkerEvent | ProjectionArrived]) -> list[type]:
+def kinds(events: list[WorkerEvent]) -> list[type]:
     return [type(event.message) if isinstance(event, Arrived) else type(event) for event in events]
 
 
@@ -154,7 +151,6 @@ HELLO, TARGET_HELLO = modelled_hello("draft"), modelled_hello("target")
 GROW, VERDICT = Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1), Verdict(ONE, 0, (), 3, 0.1)
 TAPS, FORM = Taps(12, 64), FeatureForm((1, 4), 64)
 (FEATURES,) = shipments(ONE, 0, 0, FORM, ElementType.FLOAT16, np.ones((3, 128), np.float16))
-MATRIX = ProjectionShipment(ProjectionBlock(5, 0, 1, 1), bytes(256))
 UNHEARD: dict[str, tuple[str, list[Any], list[type]]] = {
     "an arena": ("draft", [HELLO, KvOffer(ONE, NAME, 40, 4096, 0.0), GROW], [WorkerUp, Grow]),
     "a ring": ("target", [replace(TARGET_HELLO, taps=TAPS), Features(ONE, 0, NAME, 0, 10), VERDICT],
@@ -162,7 +158,6 @@ UNHEARD: dict[str, tuple[str, list[Any], list[type]]] = {
     "keys and values of a draft": ("draft", [HELLO, Shipment(KvBlock(ONE, 0, 0, 1, 0), bytes(64))], [WorkerUp]),
     "features of a draft": ("draft", [HELLO, FEATURES], [WorkerUp]),
     "features of a target that records none": ("target", [TARGET_HELLO, FEATURES], [WorkerUp]),
-    "a matrix of a target": ("target", [TARGET_HELLO, MATRIX], [WorkerUp]),
     "a full disk": ("target", [TARGET_HELLO, CacheOff("No space left on device"), VERDICT], [WorkerUp, Verdict]),
     "growth before hello": ("draft", [GROW], []),
     "a draft that becomes the target": ("draft", [TARGET_HELLO, VERDICT], []),
@@ -308,14 +303,6 @@ def test_features_of_another_machines_target_are_in_a_ring_of_this_machine_until
     assert found is not None
     assert np.array_equal(found, np.ones((3, 128)))
     assert not exists(features.name)
-
-
-def test_rows_of_a_drafts_matrix_are_handed_on(server: Server):
-    incarnation, draft = server.up(HELLO)
-    draft.send(MATRIX)
-    server.turn_until(lambda: len(server.events) == 2)
-
-    assert server.events[1] == ProjectionArrived(incarnation, MATRIX)
 
 
 @pytest.mark.usefixtures("registry")

@@ -7,12 +7,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from orchestrator.runtime.workers.remote_registry import LineLimit, RemoteRegistry, RemoteWorker, without_shared_memory
-from protocol.messages.base import NodeId, RequestId, Role
-from protocol.messages.kv import KvReference
+from orchestrator.runtime.workers.remote_registry import LineLimit, RemoteRegistry, RemoteWorker
+from protocol.messages.base import Role
 from protocol.messages.remote import Attach
-from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Hello, Pong, Start
+from protocol.messages.worker import Hello, Pong
 
 ONE, OTHER = b"a" * 40, b"b" * 40
 
@@ -135,14 +133,6 @@ def test_an_answer_to_no_question_of_ours_measures_nothing():
     all.pong(worker, Pong(asked.sent, 5), 3_000)
     all.pong(worker, Pong(asked.sent, 5), 1_001)
     assert worker.round_trip == pytest.approx(2e-6)
-
-
-def test_a_worker_elsewhere_hears_of_no_arena():
-    start = Start(
-        RequestId(1), 0, (1, 2), NodeId(3), Sampling(), adopt=KvReference("lp-0123456789abcdef0123", tokens=1)
-    )
-
-    assert without_shared_memory(start) == Start(RequestId(1), 0, (1, 2), NodeId(3), Sampling())
 
 
 def test_the_first_lines_of_a_minute_pass_and_say_how_many_did_not_before():

@@ -47,7 +47,6 @@ PUBLISHED: dict[str, tuple[str, str, tuple[int, ...], int | None, int]] = {
     "speculators_dflash2": ("dflash2", "speculators", (1, 3, 5), None, 7),
     "qwen_mtp": ("mtp", "Qwen", (FINAL,), None, 1),
     "deepseek_mtp": ("mtp", "DeepSeek", (FINAL,), None, 1),
-    "early_exit": ("exit", "this program's", (), None, 1),
 }
 """Kind, format, outputs of `TARGET`, tokens of a reduced head, and tokens of a block."""
 
@@ -58,7 +57,7 @@ def test_each_published_format_is_recognised(tmp_path: Path, form: str):
 
     assert (drafter.kind, drafter.format, drafter.outputs(TARGET)) == (kind, origin, outputs)
     assert (drafter.drafted, drafter.block) == (drafted, block)
-    assert drafter.target_vocabulary == (None if kind == "exit" else VOCABULARY)
+    assert drafter.target_vocabulary == VOCABULARY
     assert drafter.misfit(TARGET) == ""
     assert drafter.feature_bytes == len(outputs) * WIDTH * 2
 
@@ -139,14 +138,6 @@ def test_the_head_that_a_conversion_left_out_is_missed(tmp_path: Path):
 )
 def test_a_drafter_of_another_target_does_not_fit(tmp_path: Path, form: str, target: TargetShape, reason: str):
     assert reason in found(tmp_path, form).misfit(target)
-
-
-def test_an_exit_lies_below_the_last_layer(tmp_path: Path):
-    exit_ = read_drafter(write(tmp_path, ({"model_type": "exit", "layers": 3}, {})))
-
-    assert exit_ is not None
-    assert (exit_.misfit(TARGET), exit_.parameters) == ("", 0)
-    assert "choose 1 to 2" in exit_.misfit(TARGET._replace(layers=3))
 
 
 def changed(**changes: Any) -> Callable[[Format], Format]:
@@ -230,8 +221,6 @@ DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
     ("qwen_mtp", changed(model_type="mimo"), "its architecture is 'mimo'; known ones are qwen3_next, "),
     ("qwen_mtp", changed(mtp_num_hidden_layers=4), "mtp_num_hidden_layers = 4"),
     ("deepseek_mtp", changed(num_nextn_predict_layers=9), "num_nextn_predict_layers = 9"),
-    ("early_exit", changed(layers=0), "layers 0"),
-    ("early_exit", reshaped("exit_norm.weight", (WIDTH,)), "exits that were trained are not run"),
 ]
 
 
