@@ -16,7 +16,6 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import dequantize_model
 
 from orchestrator.lab.forwards import (
     Compared,
@@ -35,6 +34,7 @@ from orchestrator.lab.forwards import (
 from orchestrator.lab.random_networks import random_network, same_network
 from protocol.child_process import claim_output
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.packed_weights import dequantized
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
@@ -78,7 +78,7 @@ class In32Bits:
 
     def divide(self, network: Any) -> None:
         """Unpack in place. Weights are not read yet."""
-        dequantize_model(network).set_dtype(mx.float32)
+        dequantized(network).set_dtype(mx.float32)
 
     def await_loaded(self) -> None:
         """Nobody else loads."""
