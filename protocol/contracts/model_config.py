@@ -125,15 +125,13 @@ def _from_single_layers(config: Mapping[str, Any], defaults: Mapping[str, object
     """What Transformers 5.15 states in `per_layer_config`, by mlx-lm's names for all layers without a window."""
     layers: Any = config.get("per_layer_config") or {}
     different = {int(number): part for number, part in layers.items() if not part.items() <= config.items()}
-    kinds = config.get("layer_types")
-    full = {number for number, kind in enumerate(kinds if is_list(kinds) else []) if kind == "full_attention"}
+    full = {number for number, kind in enumerate(config.get("layer_types") or []) if kind == "full_attention"}
     part = next(iter(different.values()), {})
     named = {_OF_FULL_LAYERS.get(field, ""): value for field, value in part.items()}
     known = not named.keys() - (defaults or _OF_FULL_LAYERS.values())
     if different and (different.keys() != full or any(each != part for each in different.values()) or not known):
         raise InputError(
-            f"The config.json states {', '.join(part)} for single layers (per_layer_config), and mlx-lm's code for "
-            "this architecture has one for all layers of a kind: choose another model."
+            f"The config.json states {', '.join(part)} of single layers, which mlx-lm can't take: choose another model."
         )
     return named
 

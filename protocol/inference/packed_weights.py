@@ -10,7 +10,6 @@
 
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +18,6 @@ from mlx_lm import utils
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from protocol.errors import InputError
-from protocol.inference.observed_modules import modules_of
 
 Weights = dict[str, mx.array]
 
@@ -29,8 +27,6 @@ it. Sizes alone tell that."""
 _flattened: Callable[[Any], list[tuple[str, mx.array]]] = vars(utils)["tree_flatten"]
 _LARGEST = 6.0 * 448
 """NVFP4's largest code times its largest scale: MLX's global scale is the number that they stand for."""
-_GROUPS = (128, 64, 32)
-"""Sizes of MLX's groups."""
 _FURTHER = ("shape", "zero_point", "scale_2", "global_scale")
 _WITHOUT_MEANING = (".input_scale", ".input_global_scale", ".activation_scale", ".k_scale", ".v_scale")
 """Of activations and KV, which are not packed here."""
@@ -61,12 +57,12 @@ class _Scalable(nn.Linear):
 
 def dequantized(network: Any) -> Any:
     """The network, its packed layers replaced by plain ones."""
-    scales = [(path, module.global_scale) for path, module in network.named_modules() if "global_scale" in module]
-    plain: Any = utils.dequantize_model(network)
-    modules: dict[str, Any] = dict(plain.named_modules())
-    for path, scale in scales:
-        weight: mx.array = modules[path].weight.astype(mx.float32)
-        modules[path].weight = weight * (scale / _LARGEST).reshape(-1, *[1] * (weight.ndim - 1))
+    scales = {path: module.global_scale for path, module in network.named_modules() if "global_scale" in module}
+    utils.dequantize_model(network)
+    for path, module in network.named_modules():
+        if path in scales:
+            factor = (scales[path] / _LARGEST).reshape(-1, *[1] * (module.weight.ndim - 1))
+            module.weight = module.weight.astype(mx.float32) * factor
     return network
 
 
@@ -101,18 +97,18 @@ def _integers(codes: mx.array, scales: mx.array, zeros: mx.array | None, columns
     if zeros is not None:
         rows = zeros.view(mx.uint32)[:, None] >> mx.arange(0, 32, bits, mx.uint32)[:, None]
         zero = mx.reshape(rows & ((1 << bits) - 1), (-1, zeros.shape[1]))[: len(codes)].astype(mx.float32)
-    parts = group // next((size for size in _GROUPS if group % size == 0), group)
+    # MLX has groups of these sizes.
+    parts = group // next((size for size in (128, 64, 32) if group % size == 0), group)
     found = {"scales": scales, "biases": (-zero * scales).astype(scales.dtype)}
     return {"weight": codes.view(mx.uint32)} | {kind: mx.repeat(each, parts, -1) for kind, each in found.items()}
 
 
 def unpack_latents(network: Any, weights: Weights) -> None:
     """Unpack the matrices that mlx-lm divides and transposes: it would pack them again, with other numbers."""
-    modules: Any = modules_of(network)
-    keys: list[Any] = [module.embed_q for module in modules if "embed_q" in module]
-    for scales in [name for name in weights if keys and name.endswith(".kv_b_proj.scales")]:
+    values = [module.unembed_out for _, module in network.named_modules() if "unembed_out" in module]
+    for scales in [name for name in weights if values and name.endswith(".kv_b_proj.scales")]:
         path = scales.removesuffix(".scales")
-        form = form_of(path, SimpleNamespace(weight=keys[0].weight.swapaxes(-1, -2)), weights)
+        form = form_of(path, values[0], weights)
         codes, biases = weights.pop(f"{path}.weight"), weights.pop(f"{path}.biases", None)
         weights[f"{path}.weight"] = mx.dequantize(codes, weights.pop(scales), biases, **form)
 

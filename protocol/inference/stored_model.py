@@ -20,8 +20,6 @@ from protocol.inference.packed_weights import Weights, dequantized, examine, in_
 
 _load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
 _classes_of: Callable[[dict[str, Any]], tuple[Any, Any]] = vars(utils)["_get_classes"]
-_READ_BY_MLX_LM = ("awq", "bitnet", "gptq")
-"""Forms of whole checkpoints, which it knows by `quant_method`."""
 _BY_SIZES = {"group_size": 64, "bits": 4}
 """Without entries for single layers mlx-lm derives the form of each from its tensors, and uses neither number. Entries
 may have the names of another class than mlx-lm's."""
@@ -39,7 +37,8 @@ def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
         config.update(translated(config, tensors, _defaults))
         text: Any = config.get("text_config") or {}
         stated: Any = config.get("quantization_config") or text.get("quantization_config") or {}
-        if stated.get("quant_method") in _READ_BY_MLX_LM:
+        # mlx-lm knows these forms of whole checkpoints by their names.
+        if stated.get("quant_method") in ("awq", "bitnet", "gptq"):
             return model, arguments
         config["quantization"] = _BY_SIZES
         return _reading(model), arguments

@@ -339,11 +339,10 @@ class GroupDivision:
     def divide(self, network: Any) -> None:
         """Raises InputError for an architecture that mlx-lm can't divide."""
         # mlx-lm would leave the scales of whole tensors out.
-        scaled = any("global_scale" in module for module in modules_of(network))
-        if scaled or not callable(getattr(network, "shard", None)):
+        if any("global_scale" in each for each in modules_of(network)) or not callable(getattr(network, "shard", None)):
             raise InputError(
                 f"mlx-lm can't divide a model of type {network.args.model_type} among hosts: "
-                "choose a Llama, Qwen2 or Qwen3 model, or leave --target-hosts out."
+                "choose a Llama, Qwen2 or Qwen3 model in mlx-lm's format, or leave --target-hosts out."
             )
         network.shard(self._group)
 

@@ -66,7 +66,7 @@ def test_fields_of_single_layers_are_those_of_layers_without_a_window(field: str
     mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (tmp_path / "config.json").write_text(json.dumps(new))
     if field != "head_dim":
-        with pytest.raises(InputError, match="states intermediate_size, num_key_value_heads for single layers"):
+        with pytest.raises(InputError, match="states intermediate_size, num_key_value_heads of single layers"):
             load_network(tmp_path)
         return
 
