@@ -128,8 +128,7 @@ def _from_single_layers(config: Mapping[str, Any], defaults: Mapping[str, object
     full = {number for number, kind in enumerate(config.get("layer_types") or []) if kind == "full_attention"}
     part = next(iter(different.values()), {})
     named = {_OF_FULL_LAYERS.get(field, ""): value for field, value in part.items()}
-    known = not named.keys() - (defaults or _OF_FULL_LAYERS.values())
-    if different and (different.keys() != full or any(each != part for each in different.values()) or not known):
+    if different and (different != dict.fromkeys(full, part) or named.keys() - (defaults or _OF_FULL_LAYERS.values())):
         raise InputError(
             f"The config.json states {', '.join(part)} of single layers, which mlx-lm can't take: choose another model."
         )

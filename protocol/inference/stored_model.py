@@ -20,9 +20,6 @@ from protocol.inference.packed_weights import Weights, dequantized, examine, in_
 
 _load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
 _classes_of: Callable[[dict[str, Any]], tuple[Any, Any]] = vars(utils)["_get_classes"]
-_BY_SIZES = {"group_size": 64, "bits": 4}
-"""Without entries for single layers mlx-lm derives the form of each from its tensors, and uses neither number. Entries
-may have the names of another class than mlx-lm's."""
 
 
 def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -40,7 +37,11 @@ def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
         # mlx-lm knows these forms of whole checkpoints by their names.
         if stated.get("quant_method") in ("awq", "bitnet", "gptq"):
             return model, arguments
-        config["quantization"] = _BY_SIZES
+        own: Any = config.get("quantization") or {}
+        common = {name: each for name, each in own.items() if not isinstance(each, bool | dict)}
+        # Entries for single layers may have the names of another class. Without one mlx-lm derives the form of each
+        # layer from its tensors, and uses neither of these numbers.
+        config["quantization"] = {"group_size": 64, "bits": 4} | common
         return _reading(model), arguments
 
     with loading(folder):
