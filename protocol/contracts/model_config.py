@@ -126,7 +126,7 @@ def _from_single_layers(config: Mapping[str, Any], defaults: Mapping[str, object
     layers: Any = config.get("per_layer_config") or {}
     different = {int(number): part for number, part in layers.items() if not part.items() <= config.items()}
     full = {number for number, kind in enumerate(config.get("layer_types") or []) if kind == "full_attention"}
-    part = next(iter(different.values()), {})
+    part = next(iter(different.values()), dict[str, Any]())
     named = {_OF_FULL_LAYERS.get(field, ""): value for field, value in part.items()}
     if different and (different != dict.fromkeys(full, part) or named.keys() - (defaults or _OF_FULL_LAYERS.values())):
         raise InputError(

@@ -9,7 +9,7 @@
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +21,7 @@ from protocol.errors import InputError
 
 Weights = dict[str, mx.array]
 
-form_of: Callable[[str, Any, Weights], dict[str, Any]] = vars(utils)["infer_quant_config"]
+form_of: Callable[[str, Any, Mapping[str, mx.array]], dict[str, Any]] = vars(utils)["infer_quant_config"]
 """From a layer's path, the layer before it is packed, and tensors by name: how it is packed, as `to_quantized` takes
 it. Sizes alone tell that."""
 _flattened: Callable[[Any], list[tuple[str, mx.array]]] = vars(utils)["tree_flatten"]
