@@ -13,7 +13,7 @@ SESSIONS_VARIABLE = "LAUNCH_PIPELINE_SESSIONS"
 """Another folder for the sessions of pipelines; the tests set it. Its path must be short: it becomes a socket's."""
 
 PREFIXES_VARIABLE = "LAUNCH_PIPELINE_PREFIXES"
-"""Another folder for the disk cache; `bench reuse` sets it."""
+"""Another folder for the disk cache; the tests set it."""
 
 SERVERS_VARIABLE = "LAUNCH_PIPELINE_SERVERS"
 """Another folder for the list of HTTP servers; `launch` sets it for its own, and the tests do."""

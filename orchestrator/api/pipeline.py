@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
@@ -48,7 +47,6 @@ class Pipeline(Client):
     `address`: where clients connect on this machine; None picks one.
     `room`: bytes that it may take of this machine's memory, if other pipelines have the rest (None: all for models).
     `on_progress` is called while a model is fetched or converted, which happens once, in the constructor.
-    `on_wait` is called several times a second while models load, with the seconds so far.
     `on_notice` is called, in a thread of its own, with what is to be told about the draft while the pipeline runs.
 
     Raises InputError for what can't work, PipelineError if starting fails.
@@ -63,7 +61,6 @@ class Pipeline(Client):
         address: str | None = None,
         room: int | None = None,
         on_progress: OnProgress = silent,
-        on_wait: Callable[[float], None] = lambda _: None,
         on_notice: Callable[[Notice], None] | None = None,
         **keywords: Any,
     ) -> None:
@@ -72,7 +69,6 @@ class Pipeline(Client):
         asked = settings.changed(**keywords)
         warn_ineffective(asked)
         self._setup, self.note = checked_setup(asked, on_progress, room)
-        self._on_wait = on_wait
         self._on_notice = on_notice
         self._listener: threading.Thread | None = None
         self._session: Session | None = None
@@ -191,7 +187,6 @@ class Pipeline(Client):
             listener.join()
 
     def _await_ready(self, session: Session) -> PipelineState:
-        began = time.monotonic()
         link = Link(self._context, self.address, STAMP, ToClient)
         try:
             link.send(Inquire())
@@ -205,7 +200,6 @@ class Pipeline(Client):
                     if message.ready:
                         return message
                 self._check(0.0)
-                self._on_wait(time.monotonic() - began)
         finally:
             link.close()
 

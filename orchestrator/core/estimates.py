@@ -700,7 +700,7 @@ class Estimates:
     calibration: Calibration = field(default_factory=Calibration)
     """Of the draft's claims."""
     lookup: Calibration = field(default_factory=Calibration)
-    """Of the claims of prompt lookup."""
+    """Of the claims of prompt lookup, by their place in the chain: what has begun to repeat itself mostly goes on."""
     acceptance: Mean = field(default_factory=lambda: Mean(TUNING.guesses_window, TUNING.acceptance, 8))
     """a: the draft's main child of an accepted node is the target's choice. Begins as eight observations of 0.6."""
     ranks: GuessRanks = field(default_factory=GuessRanks)

@@ -66,6 +66,8 @@ class Meter:
     def prefilled(self, request: Request, message: Prefilled, now: float) -> None:
         """The target has read the prompt: later waits of the target count as decoding."""
         stats = request.stats
+        if message.tokens < request.position:
+            request.costs_from = stats.rounds + TUNING.settling
         stats.prefill_seconds += message.seconds
         stats.adopted += message.adopted
         stats.add_paced(message.paced)
@@ -87,15 +89,17 @@ class Meter:
         """
         estimates, verified = request.speculation.estimates, request.outstanding
         assert verified is not None
-        for token, claimed in request.first_lookup():
-            # Whether or not that guess was verified.
-            estimates.lookup.observe(claimed, 0, token == chosen[0])
+        # Whether or not these guesses were verified.
+        for place, ((guess, claimed), token) in enumerate(zip(request.lookup_chain(len(chosen)), chosen, strict=False)):
+            estimates.lookup.observe(claimed, place, guess == token)
+            if guess != token:
+                break
         round = request.measured(verdict, now)
         # A draft that takes turns and was at work all the same has slowed the forward down.
         disturbed = mode in IN_TURNS and any(
             each.speculation.at_work_since(request.sent_at) for each in self._requests.values()
         )
-        settled = request.stats.rounds >= TUNING.settling and not verdict.root_alone
+        settled = request.stats.rounds >= request.costs_from and not verdict.root_alone
         if width is not None and settled and not disturbed:
             estimates.target.observe(width, verdict.seconds)
         alone = len(self._requests) == 1

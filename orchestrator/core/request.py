@@ -74,6 +74,8 @@ class Request:
         """Nodes under verification."""
         self._expected_tokens = 1.0
         """Expected of the round under verification."""
+        self.costs_from = 0
+        """Rounds before it say nothing about what forwards cost: the target copies KV that it took up."""
         self.ended_round = 1.0, 0.0
         """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
         self._verified = self.speculation
@@ -277,9 +279,9 @@ class Request:
             self.stats.draft_tokens += drafted
             self.stats.lookup_tokens += not drafted
 
-    def first_lookup(self) -> Iterable[tuple[int, float]]:
-        """The first guess by prompt lookup behind the root, with its claim; none if there is none."""
-        return self._lookup.continuations(self.tokens[-LONGEST:], 1)
+    def lookup_chain(self, limit: int) -> Iterable[tuple[int, float]]:
+        """At most `limit` guesses by prompt lookup behind the root, each with its claim."""
+        return self._lookup.chain(self.tokens[-LONGEST:], limit)
 
     def measured(self, verdict: Verdict, now: float) -> MeasuredRound:
         """What the round took that this verdict ends."""
@@ -347,7 +349,7 @@ class Request:
         nodes: list[Node] = []
         least = self.speculation.tree.root.log_path + math.log(TUNING.lookup_least)
         for token, claimed in self._lookup.chain([*self.tokens[-LONGEST:], *path[::-1]], limit):
-            belief = self.speculation.estimates.lookup(claimed, 0)
+            belief = self.speculation.estimates.lookup(claimed, len(nodes))
             node = (nodes[-1] if nodes else leaf).guess(token, belief, belief)
             if node.log_path < least:
                 break

@@ -119,8 +119,8 @@ class Tuning:
     narrow_later: int = tuned(64, None)
     """And later."""
     settling: int = tuned(2, "2026-11-27-latent-attention-avx2-first")
-    """Rounds of a request that say nothing about what forwards cost: the target may copy KV that it took up and that
-    something else still holds. Behind 8,192 tokens such a forward takes six times as long."""
+    """Rounds that say nothing about what forwards cost where the target has taken up KV: it may copy what something
+    else still holds. Behind 8,192 tokens such a forward takes six times as long."""
     lengths: tuple[int, ...] = tuned((512, 2048, 8192, 32768), "2026-11-26-round-turns-part-part")
     """Tokens of context from which on a target's forwards have estimates of their own."""
     typical: tuple[int, ...] = tuned((0, 1024, 4096, 16384, 65536), None)

@@ -108,14 +108,10 @@ class AttachedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Horizontal, with a whisker between two bounds."""
+    """Horizontal."""
 
     name: str
     value: float
-    low: float
-    high: float
-    mark: str = ""
-    """In place of the value: it means nothing."""
     baseline: bool = False
     hypothetical: bool = False
     """Of what is not built, or not to be had."""

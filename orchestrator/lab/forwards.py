@@ -10,15 +10,13 @@ import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from orchestrator.machine.hardware import worker_environment
 from protocol.child_process import module_command, reports
 from protocol.errors import PipelineError
-from protocol.messages.base import Level
 
 WHOLE_FLOAT32 = {"MLX_ENABLE_TF32": "0"}
 """For the environment of processes that compute in float32: an M5 and CUDA otherwise multiply it in 19 bits (MLX,
@@ -26,12 +24,6 @@ mlx/utils.h, enable_tf32; read once, at the first product)."""
 TIE = 0.5
 """Standard deviations of a place's logits. Sums in another order decide between tokens that are nearly tied; a flip
 across a larger gap is a defect. Assumed: the largest of millions of rounding errors in 16 bits."""
-LayerKind: TypeAlias = Literal["attention", "experts", "windows", "latent", "delta", "space", "convolution", "rwkv"]
-"""Full attention; the same beside a mixture of experts; sliding windows; latent KV; Gated DeltaNet; state space; short
-convolutions; a recurrence whose trees are not evaluated."""
-LAYER_KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
-ModelSize: TypeAlias = Literal["measured", "tiny"]
-"""measured: a few layers in the shapes of models that people run; tiny: tests of the program."""
 Precision: TypeAlias = Literal["stored", "float32"]
 """stored: as the model's files and this machine's device have it; float32: every weight unpacked to 32 bits."""
 Shape: TypeAlias = Literal["chain", "tree"]
@@ -68,11 +60,7 @@ class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The last argument of the process, in JSON."""
 
     folder: str = ""
-    """Of the model; empty for a random one."""
-    kind: LayerKind = "attention"
-    """Of the random model's layers. Each of its forwards is timed beside mlx-lm's own, in turns."""
-    size: ModelSize = "measured"
-    """Of the random model."""
+    """Of the model."""
     precision: Precision = "stored"
     tokens: tuple[int, ...] = ()
     """A text, whose logits are compared."""
@@ -90,8 +78,6 @@ class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Forwards of each width and context; their median counts."""
     rounds: int = 0
     """Of each loop that is timed; 0: none is."""
-    undone: int = 0
-    """Tokens of the chain whose first half is committed and whose rest is undone; 0: this is not timed."""
     partings: tuple[Parting, ...] = ()
 
 
@@ -102,9 +88,6 @@ class ForwardsReady(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fi
     """GPU or processor."""
     activations: str
     """Element type of the logits."""
-    architecture: str = ""
-    level: Level = "tree"
-    parameters: int = 0
 
 
 class Compared(msgspec.Struct, frozen=True, tag="compared", forbid_unknown_fields=True):
@@ -135,32 +118,12 @@ class Ties(msgspec.Struct, frozen=True, tag="ties", forbid_unknown_fields=True):
 
 
 class ForwardTimed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fields=True):
-    """Milliseconds of each forward of one width behind one context, the logits included. A sample is a forward by
-    everyone, in turns."""
+    """A forward over a chain behind a context, the logits included."""
 
     width: int
     context: int
-    chain: tuple[float, ...]
-    tree: tuple[float, ...] = ()
-    """The same tokens as a balanced binary tree; empty where that is not measured, or not evaluated."""
-    stock: tuple[float, ...] = ()
-    """By mlx-lm's own cache, a chain; empty of a model in a folder."""
-
-    @property
-    def milliseconds(self) -> float:
-        """The median of our chains."""
-        return median(self.chain)
-
-
-class Undone(msgspec.Struct, frozen=True, tag="undone", forbid_unknown_fields=True):
-    """Milliseconds behind one context, a number a sample."""
-
-    context: int
-    round: tuple[float, ...]
-    """Of the whole chain."""
-    undo: tuple[float, ...]
-    """Until half of that chain is committed and the rest undone. If the cache evaluates tokens again in the next
-    forward, what that forward takes longer."""
+    milliseconds: float
+    """The median."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap", forbid_unknown_fields=True):
@@ -179,7 +142,7 @@ class LoopTimed(msgspec.Struct, frozen=True, tag="loop", forbid_unknown_fields=T
     milliseconds: float
 
 
-ForwardReport: TypeAlias = ForwardsReady | Compared | Ties | ForwardTimed | Undone | LoopTimed | Gap
+ForwardReport: TypeAlias = ForwardsReady | Compared | Ties | ForwardTimed | LoopTimed | Gap
 """One JSON object a line of the process's standard output."""
 
 

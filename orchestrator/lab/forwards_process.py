@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import mlx.core as mx
 import msgspec
 import numpy as np
-from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
 
 from orchestrator.lab.forwards import (
     Compared,
@@ -29,9 +28,7 @@ from orchestrator.lab.forwards import (
     Parting,
     Shape,
     Ties,
-    Undone,
 )
-from orchestrator.lab.random_networks import random_network, same_network
 from protocol.child_process import claim_output
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.packed_weights import dequantized
@@ -43,7 +40,6 @@ from protocol.sampling.gumbel_noise import Noise, scores
 
 Clock = Callable[[], float]
 """Seconds."""
-Forward = Callable[[Sequence[int]], mx.array]
 _WARM_UP = 2
 _SHAPES: Mapping[Level, tuple[Shape, ...]] = {"tree": ("chain", "tree"), "chain": ("chain",), "plain": ()}
 """Of forwards over several tokens, by what the model evaluates."""
@@ -58,17 +54,8 @@ _TREE = (PREFIX, 0, 0, 1, 1)
 def main() -> int:
     order = msgspec.json.decode(sys.argv[-1], type=ForwardOrder)
     tell = claim_output()
-    clock, network = time.perf_counter, None
-    if order.folder:
-        model = LanguageModel.load(Path(order.folder), In32Bits() if order.precision == "float32" else None)
-    else:
-        network = random_network(order.kind, order.size)
-        # Ours wraps parts of a model: mlx-lm runs on one without wrappers.
-        model = LanguageModel(same_network(network))
-        if mx.default_device() == mx.Device(mx.cpu):
-            # Only this process's own time counts: other programs may be at work too.
-            clock = time.process_time
-    for report in examine(model, order, clock, network):
+    model = LanguageModel.load(Path(order.folder), In32Bits() if order.precision == "float32" else None)
+    for report in examine(model, order, time.perf_counter):
         tell(report)
     return 0
 
@@ -84,16 +71,12 @@ class In32Bits:
         """Nobody else loads."""
 
 
-def examine(model: LanguageModel, order: ForwardOrder, clock: Clock, network: Any = None) -> Iterator[ForwardReport]:
-    """Everything that the order asks for, as far as the model's level allows it. `network`: the same model as mlx-lm
-    runs it, if it is timed beside ours."""
+def examine(model: LanguageModel, order: ForwardOrder, clock: Clock) -> Iterator[ForwardReport]:
+    """Everything that the order asks for, as far as the model's level allows it."""
     sequence = model.sequence()
     first = sequence.evaluate((0,), (PREFIX,))
     device = "GPU" if mx.default_device() == mx.Device(mx.gpu) else "processor"
-    arrays = [array for _, array in tree_flatten(model.network.parameters()) if isinstance(array, mx.array)]
-    parameters = sum(array.size for array in arrays)
-    type = str(first.dtype).removeprefix("mlx.core.")
-    yield ForwardsReady(device, type, model.architecture, model.level, parameters)
+    yield ForwardsReady(device, str(first.dtype).removeprefix("mlx.core."))
     if order.compared:
         yield from _compared(model, order, "own", first.dtype)
         if "float32" in order.heads and first.dtype != mx.float32 and model.tap is not None:
@@ -101,7 +84,7 @@ def examine(model: LanguageModel, order: ForwardOrder, clock: Clock, network: An
             yield from _compared(model, order, "float32", mx.float32)
             restore()
     for context in order.contexts:
-        yield from _timed(model, order, context, clock, network)
+        yield from _timed(model, order, context, clock)
     if order.rounds:
         yield from _loops(model, order, clock)
     noise = Noise(model.vocabulary)
@@ -159,151 +142,30 @@ def _rows(model: LanguageModel, order: ForwardOrder, width: int, shape: Shape) -
     return np.concatenate(rows)
 
 
-def _timed(
-    model: LanguageModel, order: ForwardOrder, context: int, clock: Clock, network: Any
-) -> Iterator[ForwardTimed | Undone]:
+def _timed(model: LanguageModel, order: ForwardOrder, context: int, clock: Clock) -> Iterator[ForwardTimed]:
     random = np.random.default_rng(context)
-    tokens = random.integers(model.vocabulary, size=context).tolist()
-    ours = _behind(model, tokens, max(*order.timed, order.undone))
-    if ours is None:
+    sequence = _behind(model, random.integers(model.vocabulary, size=context).tolist(), max(order.timed))
+    if sequence is None:
         return
-    stock = None if network is None else StockSequence(network, tokens)
     for width in order.timed if model.level != "plain" else (1,):
-        seconds = [
-            _sample(ours, stock, random.integers(model.vocabulary, size=width).tolist(), model.level, turn, clock)
-            for turn in range(_WARM_UP + order.samples)
-        ][_WARM_UP:]
-        yield ForwardTimed(
-            width, context, **{name: tuple(1e3 * taken[name] for taken in seconds) for name in seconds[0]}
-        )
-    if order.undone:
-        both = [
-            _undone(ours, random.integers(model.vocabulary, size=2 * order.undone).tolist(), model.level, clock)
-            for _ in range(_WARM_UP + order.samples)
-        ][_WARM_UP:]
-        yield Undone(context, *(tuple(1e3 * taken for taken in times) for times in zip(*both, strict=True)))
+        taken: list[float] = []
+        for _ in range(_WARM_UP + order.samples):
+            # Other tokens each time: a mixture of experts reads others for them.
+            tokens, first = random.integers(model.vocabulary, size=width).tolist(), sequence.next_row
+            began = clock()
+            mx.eval(sequence.evaluate(tokens, [PREFIX, *range(first, first + width - 1)]))
+            taken.append(clock() - began)
+            sequence.truncate(context)
+        yield ForwardTimed(width, context, 1e3 * median(taken[_WARM_UP:]))
 
 
-def _sample(
-    ours: "OurSequence", stock: "StockSequence | None", tokens: Sequence[int], level: Level, turn: int, clock: Clock
-) -> dict[str, float]:
-    """Seconds of a forward by everyone."""
-    contenders: list[tuple[str, StockSequence | OurSequence, Forward]] = [("chain", ours, ours.chain)]
-    if stock is not None:
-        contenders.insert(0, ("stock", stock, stock.evaluate))
-        if level == "tree":
-            contenders.append(("tree", ours, ours.tree))
-    # Each goes first in its turn: what the one before leaves in the processor's caches favours nobody.
-    first = turn % len(contenders)
-    seconds = {}
-    for name, sequence, forward in contenders[first:] + contenders[:first]:
-        seconds[name] = _seconds(clock, forward, tokens)
-        sequence.undo()
-    return seconds
-
-
-def _undone(ours: "OurSequence", tokens: Sequence[int], level: Level, clock: Clock) -> tuple[float, float]:
-    """Seconds of a forward over a chain, and of committing its first half."""
-    width = len(tokens) // 2
-    chain, after = tokens[:width], tokens[width:]
-    whole = _seconds(clock, ours.chain, chain)
-    began = clock()
-    ours.keep(width // 2)
-    undo = clock() - began
-    if level != "tree":
-        # These caches go back to the begin of the chain, and the next forward repeats what was accepted.
-        repeated = _seconds(clock, ours.chain, after)
-        ours.undo()
-        _seconds(clock, ours.chain, chain)
-        ours.keep(width)
-        undo += repeated - _seconds(clock, ours.chain, after)
-    ours.undo()
-    return whole, undo
-
-
-def _seconds(clock: Clock, forward: Forward, tokens: Sequence[int]) -> float:
-    began = clock()
-    mx.eval(forward(tokens))
-    return clock() - began
-
-
-class StockSequence:
-    """Forwards of mlx-lm's behind one context."""
-
-    def __init__(self, network: Any, context: Sequence[int]) -> None:
-        self._network = network
-        self._caches = make_prompt_cache(network)
-        self._written = 0
-        """Tokens behind the context."""
-        for begin in range(0, len(context), _CHUNK):
-            mx.eval(network(mx.array([list(context[begin : begin + _CHUNK])]), cache=self._caches))
-        # A cache that can be trimmed now is trimmed later; the others get a copy of what they hold now.
-        self._saved = [None if cache.is_trimmable() else _copied(vars(cache)) for cache in self._caches]
-
-    def evaluate(self, tokens: Sequence[int]) -> mx.array:
-        """(L, V) logits, not yet computed."""
-        self._written += len(tokens)
-        return self._network(mx.array([list(tokens)]), cache=self._caches).squeeze(0)
-
-    def undo(self) -> None:
-        """Return to the context; computed on return."""
-        for cache, saved in zip(self._caches, self._saved, strict=True):
-            if saved is None:
-                cache.trim(self._written)
-            else:
-                vars(cache).update(_copied(saved))
-        self._written = 0
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """In memory of its own, which a forward may overwrite."""
-    copied = tree_map(lambda leaf: leaf + mx.zeros((), leaf.dtype) if isinstance(leaf, mx.array) else leaf, state)
-    mx.eval(copied)
-    return copied
-
-
-class OurSequence:
-    """Forwards of ours behind what a sequence holds."""
-
-    def __init__(self, sequence: TreeSequence) -> None:
-        self._sequence = sequence
-        self._context = sequence.committed
-        self._first = 0
-        """Number of the first row of the last forward."""
-
-    def chain(self, tokens: Sequence[int]) -> mx.array:
-        """(L, V) logits, not yet computed."""
-        return self._evaluated(tokens, range(-1, len(tokens) - 1))
-
-    def tree(self, tokens: Sequence[int]) -> mx.array:
-        """(L, V) logits, not yet computed, of a balanced binary tree."""
-        return self._evaluated(tokens, [(row - 1) // 2 for row in range(len(tokens))])
-
-    def keep(self, rows: int) -> None:
-        """Commit the first of the last chain's rows, drop the others; computed on return."""
-        self._sequence.keep(range(self._first, self._first + rows), ())
-        mx.eval([cache.arrays for cache in self._sequence.caches])
-
-    def undo(self) -> None:
-        """Return to the context."""
-        self._sequence.truncate(self._context)
-
-    def _evaluated(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
-        """A parent is an index among the tokens, or -1."""
-        self._first = self._sequence.next_row
-        return self._sequence.evaluate(tokens, [self._first + row if row >= 0 else PREFIX for row in parents])
-
-
-def _behind(model: LanguageModel, context: Sequence[int], width: int) -> OurSequence | None:
+def _behind(model: LanguageModel, context: Sequence[int], width: int) -> TreeSequence | None:
     """None if a forward of this width behind this context can't be."""
     sequence, length = _prefilled(model, context[:_COMPUTED]), len(context)
     if length > _COMPUTED and model.level == "tree" and sequence.row_bytes and length <= _MOST_MADE_UP:
         sequence.make_up(length)
-    elif length + width > model.context:
-        return None
-    else:
-        sequence = _prefilled(model, context)
-    return OurSequence(sequence)
+        return sequence
+    return None if length + width > model.context else _prefilled(model, context)
 
 
 def gap(model: LanguageModel, parting: Parting, noise: Noise) -> float:

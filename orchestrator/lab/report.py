@@ -226,8 +226,7 @@ _WIDTH, _HEIGHT = 5.6, 4.6
 _LANES, _LANE_HEIGHT = (12.8, 2.0), 0.62
 """Inches of a panel with lanes, and the share of a lane that is drawn."""
 _LOOKS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#8c564b")
-_OURS, _BASELINE, _SPREAD, _MARKED = "#2a6fdb", "#7b8794", "#52606d", "#d64545"
-_HYPOTHETICAL = "#e69f00"
+_OURS, _BASELINE, _HYPOTHETICAL = "#2a6fdb", "#7b8794", "#e69f00"
 
 
 def picture(findings: Findings, path: Path) -> None:
@@ -256,7 +255,7 @@ def picture(findings: Findings, path: Path) -> None:
 
 
 def draw(axes: Any, panel: Panel, looks: Mapping[str, str]) -> None:
-    """The panel into matplotlib's axes. A marked bar has no length. `looks`: the colours of lanes."""
+    """The panel into matplotlib's axes. `looks`: the colours of lanes."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(panel.title, loc="left", fontsize=10)
     axes.set_xlabel(panel.x)
@@ -264,20 +263,11 @@ def draw(axes: Any, panel: Panel, looks: Mapping[str, str]) -> None:
         _draw_lanes(axes, panel.lanes, looks)
         return
     places = range(len(panel.bars))
-    spread = [(0.0, 0.0) if bar.mark else _whiskers(bar.value, bar.low, bar.high) for bar in panel.bars]
-    axes.barh(
-        places,
-        [0.0 if bar.mark else bar.value for bar in panel.bars],
-        xerr=list(zip(*spread, strict=True)),
-        color=[_colour(bar) for bar in panel.bars],
-        ecolor=_SPREAD,
-        capsize=2,
-    )
+    axes.barh(places, [bar.value for bar in panel.bars], color=[_colour(bar) for bar in panel.bars])
     axes.set_yticks(places, [bar.name for bar in panel.bars])
     axes.invert_yaxis()
     for place, bar in zip(places, panel.bars, strict=True):
-        label, colour = (f" {bar.mark}", _MARKED) if bar.mark else (f" {bar.value:.1f}", "white")
-        axes.annotate(label, (0, place), va="center", fontsize=8, color=colour)
+        axes.annotate(f" {bar.value:.1f}", (0, place), va="center", fontsize=8, color="white")
 
 
 def _draw_lanes(axes: Any, lanes: Sequence[Bars], looks: Mapping[str, str]) -> None:
@@ -290,11 +280,6 @@ def _draw_lanes(axes: Any, lanes: Sequence[Bars], looks: Mapping[str, str]) -> N
     axes.margins(x=0.0)
     axes.invert_yaxis()
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
-
-
-def _whiskers(value: float, low: float, high: float) -> tuple[float, float]:
-    """Their lengths downwards and upwards."""
-    return max(0.0, value - low), max(0.0, high - value)
 
 
 def _colour(bar: Bar) -> str:

@@ -214,7 +214,8 @@ _BOUNDS = [1.0 / (1.0 + math.exp(_SPAN - 2 * _SPAN * bin / _BINS)) for bin in ra
 """The claims at which the bins behind the first begin."""
 _RANKS = 4
 """The first three guesses at a node are measured apart, all further ones together."""
-_PRIOR_WEIGHT = 4.0
+_PRIOR_WEIGHT = 16.0
+_SHARE_WEIGHT = 32.0
 _DECAY = 0.998
 
 
@@ -222,29 +223,30 @@ class Calibration:
     """Believed probabilities of guesses by their rank among their siblings and the draft's own claim.
 
     A draft that is right nine times of ten may claim 0.6, and then its second guess is hardly ever right. Bins are
-    equal steps of the log odds; each begins with a few pseudo-observations of the claim.
+    equal steps of the log odds. Each begins with a few pseudo-observations of the claim, times the share of all claims
+    of this rank that came true: a draft that overrates itself does so in every bin.
     """
 
     def __init__(self) -> None:
         self._trials = [[0.0] * _BINS for _ in range(_RANKS)]
         self._hits = [[0.0] * _BINS for _ in range(_RANKS)]
+        self._claimed = [_SHARE_WEIGHT] * _RANKS
+        self._came = [_SHARE_WEIGHT] * _RANKS
 
     def __call__(self, claimed: float, rank: int) -> float:
         """The believed probability, strictly inside (0, 1). Rank 0 is the draft's first guess."""
         row, bin = min(rank, _RANKS - 1), bisect_right(_BOUNDS, claimed)
-        share = (self._hits[row][bin] + _PRIOR_WEIGHT * claimed) / (self._trials[row][bin] + _PRIOR_WEIGHT)
+        prior = claimed * self._came[row] / self._claimed[row]
+        share = (self._hits[row][bin] + _PRIOR_WEIGHT * prior) / (self._trials[row][bin] + _PRIOR_WEIGHT)
         return min(max(share, 1e-9), 1.0 - 1e-9)
 
     def of_siblings(self, claims: Sequence[float]) -> list[float]:
         """The believed probability of each guess at a node, the draft's first one first."""
-        found: list[float] = []
-        for rank, claimed in enumerate(claims):
-            row, bin = min(rank, _RANKS - 1), bisect_right(_BOUNDS, claimed)
-            share = (self._hits[row][bin] + _PRIOR_WEIGHT * claimed) / (self._trials[row][bin] + _PRIOR_WEIGHT)
-            found.append(min(max(share, 1e-9), 1.0 - 1e-9))
-        return found
+        return [self(claimed, rank) for rank, claimed in enumerate(claims)]
 
     def observe(self, claimed: float, rank: int, right: bool) -> None:
         row, bin = min(rank, _RANKS - 1), bisect_right(_BOUNDS, claimed)
         self._trials[row][bin] = _DECAY * self._trials[row][bin] + 1.0
         self._hits[row][bin] = _DECAY * self._hits[row][bin] + right
+        self._claimed[row] = _DECAY * self._claimed[row] + claimed
+        self._came[row] = _DECAY * self._came[row] + right

@@ -28,7 +28,7 @@ from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.servers import KnownServer, known_server, known_servers
+from orchestrator.machine.servers import KnownServer, known_server
 from orchestrator.machine.target import checked_hosts
 from protocol.child_process import module_command
 from protocol.contracts.engines import DraftEngineName
@@ -41,7 +41,6 @@ from protocol.paths import keys_folder
 from protocol.security.addresses import Endpoint
 from protocol.security.keys import JoinLine
 
-_DISCOVERY_SECONDS = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _ADDRESS = re.compile(r"(?:tcp://)?\S+:\d+")
 _REFUSED = 2
@@ -52,7 +51,7 @@ _NO_DRAFT_LENT = Ineffective("no draft is lent", role=("target", "prefill"))
 
 @click.command()
 @click.argument("role", type=click.Choice(["draft", "target", "prefill"]))
-@click.argument("server", metavar="[JOIN-LINE|HOST:PORT]", required=False)
+@click.argument("server", metavar="JOIN-LINE|HOST:PORT")
 @setting(
     "--draft",
     _NO_DRAFT_LENT,
@@ -85,11 +84,10 @@ _NO_DRAFT_LENT = Ineffective("no draft is lent", role=("target", "prefill"))
 @kv_bits_option(Ineffective("a draft holds its keys and values as they are", role="draft"))
 @speculation_option("prefix_cache_memory", Ineffective("a prefill worker hands over all KV", role="prefill"))
 @click.option("--name", help="Name of this machine in the other's lists.  [default: its host name]")
-@click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
 @stays_awake
 def attach(
     role: Role,
-    server: str | None,
+    server: str,
     draft: str | None,
     target: str | None,
     draft_engine: DraftEngineName,
@@ -97,7 +95,6 @@ def attach(
     kv_bits: KvBits,
     prefix_cache_memory: MemoryMib | None,
     name: str | None,
-    discover: bool,
 ) -> None:
     """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
 
@@ -114,8 +111,8 @@ def attach(
 
     print_notes(without_effect())
     folder = keys_folder()
-    line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
-    known = _server(folder, server, line, discover)
+    line = JoinLine.parse(server) if server.startswith("lp1:") else None
+    known = _server(folder, server, line)
     lent = _draft(draft_engine, draft, target) if role == "draft" else _target(target, role, prefill_engine)
     cache = prefix_cache_memory if isinstance(prefix_cache_memory, int) else FIXED_PREFIX_CACHE
     worker = lent_worker(known, folder, **lent, kv_bits=kv_bits, prefix_cache=cache)
@@ -152,17 +149,8 @@ def target_rank(file: str, rank: int, target: str | None, kv_bits: KvBits) -> No
     raise InputError(f"Rank {rank} can't serve: see the reason above.")
 
 
-def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> KnownServer:
-    """The server, whose key is in the join line or was saved before; --discover finds its present address."""
-    if discover:
-        from orchestrator.cli.remote_workers import discover as discovered
-
-        keys = [known.public for known in known_servers(folder)] if line is None else [line.server]
-        if not keys:
-            raise InputError("This machine has joined no pipeline yet: give a join line beside --discover.")
-        return discovered(keys, _DISCOVERY_SECONDS)
-    if text is None:
-        raise click.UsageError("Give a join line or HOST:PORT, or --discover.")
+def _server(folder: Path, text: str, line: JoinLine | None) -> KnownServer:
+    """The server, whose key is in the join line or was saved before."""
     if line is None and not _ADDRESS.fullmatch(text):
         raise InputError(
             f"{text!r} is neither a join line (lp1:HOST:PORT:...), which `launch-pipeline workers invite` prints on "

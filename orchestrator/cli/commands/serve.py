@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import ConversionBar, Notices, opened, print_notes, target_folder, tokenizer_folder
-from orchestrator.cli.remote_workers import invited, listening_options, require_listening
+from orchestrator.cli.remote_workers import invited, listening_options
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.sentences import say
@@ -156,7 +156,7 @@ def _follow(log: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-_OF_ONE_MODEL = ("model_name", "record", "listen", "announce", "target_engine")
+_OF_ONE_MODEL = ("model_name", "record", "listen", "target_engine")
 _STAYS = "this server has one model, which stays loaded"
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
@@ -214,9 +214,7 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @click.option("--for-starter", is_flag=True, hidden=True)
 @facts(temperature=None)
 @stays_awake
-def serve(
-    for_starter: bool, running: str | None, announce: str | None, settings: PipelineSettings, **options: Any
-) -> None:
+def serve(for_starter: bool, running: str | None, settings: PipelineSettings, **options: Any) -> None:
     """Serve the pipeline to programs that speak OpenAI's, Anthropic's or Ollama's API: editors, agents, chat pages.
 
     \b
@@ -235,7 +233,6 @@ def serve(
     if models:
         serve_models(models, server, port, made, keep_minutes=keep, memory_gib=memory)
         return
-    require_listening(announce, settings)
     client = None if running is None else Client(running)
     folder = target_folder(target) if client is None else tokenizer_folder(client.state(), target)
     if not server.names:
@@ -247,7 +244,7 @@ def serve(
     from orchestrator.http.backend import RunningPipeline
     from orchestrator.http.run import run
 
-    with _listener(server, port) as listener, ExitStack() as stack:
+    with _listener(server, port) as listener:
         if client is not None:
             print_notes(notes)
             run(RunningPipeline(client), folder, server, listener, made, say)
@@ -258,10 +255,9 @@ def serve(
             return
 
         def when_ready(state: PipelineState) -> None:
-            # The join line of an orchestrator that has ended opens nothing.
-            stack.close()
             keeps_running(pipeline, settings)
-            stack.enter_context(invited(pipeline.owner, state, announce, err=True))
+            # Each time: the join line of an orchestrator that has ended opens nothing.
+            invited(pipeline.owner, state, err=True)
 
         run(pipeline, folder, server, listener, made, say, lambda: pipeline.owner.invite(), when_ready)
 

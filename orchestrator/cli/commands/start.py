@@ -3,7 +3,6 @@
 import functools
 import json
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -18,7 +17,7 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.printing import print_whole
-from orchestrator.cli.remote_workers import invited, listening_options, require_listening
+from orchestrator.cli.remote_workers import invited, listening_options
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sentences import say
 from orchestrator.machine.network import require_unused
@@ -40,26 +39,26 @@ _PID = click.option("--pid", type=int, help="Which pipeline, if several run: its
 @listening_options
 @pipeline_options
 @stays_awake
-def start(address: str, announce: str | None, settings: PipelineSettings) -> None:
+def start(address: str, settings: PipelineSettings) -> None:
     """Start a pipeline and keep it running for clients until Ctrl-C.
 
     \b
     launch-pipeline start --address tcp://127.0.0.1:5570
     launch-pipeline generate "import os" --address tcp://127.0.0.1:5570
     """
-    _keep_running(address, announce, settings)
+    _keep_running(address, settings)
 
 
 @click.command(
     "serve-workers",
     cls=BriefCommand,
-    brief="listen announce address pair target draft draft-engine context",
+    brief="listen address pair target target-engine draft draft-engine context",
 )
 @_address_option
 @functools.partial(listening_options, required=True)
 @pipeline_options
 @stays_awake
-def serve_workers(address: str, announce: str | None, settings: PipelineSettings) -> None:
+def serve_workers(address: str, settings: PipelineSettings) -> None:
     """Start a pipeline that workers of other machines may join, and print the line they join by.
 
     Everything between the machines is encrypted, and only machines that you invited get in.
@@ -69,7 +68,7 @@ def serve_workers(address: str, announce: str | None, settings: PipelineSettings
     launch-pipeline attach draft JOIN-LINE                    on the other machine
     launch-pipeline workers list
     """
-    _keep_running(address, announce, settings)
+    _keep_running(address, settings)
 
 
 @click.command()
@@ -137,16 +136,15 @@ def revoke(name: str, pid: int | None) -> None:
     say(f"{name} is gone. Requests go on without it.")
 
 
-def _keep_running(address: str, announce: str | None, settings: PipelineSettings) -> None:
-    require_listening(announce, settings)
+def _keep_running(address: str, settings: PipelineSettings) -> None:
     _require_unused(address, settings.listen)
     notes = without_effect(settings)
-    with started(settings, notes, quiet=False, address=address, at_once=True) as pipeline, ExitStack() as stack:
+    with started(settings, notes, quiet=False, address=address, at_once=True) as pipeline:
         # The address ends its line, so that it can be copied as it is.
         click.echo(f"Ready at {pipeline.address}")
         say(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
         if settings.listen is not None:
-            stack.enter_context(invited(pipeline.owner, pipeline.state(), announce))
+            invited(pipeline.owner, pipeline.state())
         keeps_running(pipeline, settings)
         pipeline.wait()
 

@@ -27,20 +27,6 @@ from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.text.answer.parts import Arguments, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.tokenizer import TextCodec
 
-
-def best(results: Sequence[Result], prompts: int, count: int) -> list[Result]:
-    """The `count` answers of each prompt with the highest log-probability per token, best first. `results` are in the
-    order of prompts and have token_logprobs."""
-    each = len(results) // prompts
-    groups = [results[start : start + each] for start in range(0, len(results), each)]
-    return [result for group in groups for result in sorted(group, key=_log_probability, reverse=True)[:count]]
-
-
-def _log_probability(result: Result) -> float:
-    chosen = [token_logprob.chosen for token_logprob in result.token_logprobs]
-    return sum(chosen) / len(chosen) if chosen else 0.0
-
-
 AnswerKind = Literal["chat", "text"]
 _PREFIX = {"chat": "chatcmpl", "text": "cmpl"}
 _DONE = b"data: [DONE]\n\n"
@@ -73,15 +59,12 @@ class ChoiceAnswer:
     """Of each choice, the prompt that comes before it."""
     silent: bool = False
     """Nothing comes behind the prompt: the token that was generated is left out."""
-    returned: int | None = None
-    """Choices of each prompt that are returned, the best ones; None for all."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         results = [_silenced(result) for result in results] if self.silent else results
-        shown = results if self.returned is None else best(results, self._prompts, self.returned)
-        choices = [choice.whole(result) for choice, result in zip(self._read, shown, strict=False)]
+        choices = [choice.whole(result) for choice, result in zip(self._read, results, strict=False)]
         answer = {**self._head(_OBJECT[self.kind]), "choices": choices, **self._usage(results)}
         return answer | warned([*self.prompt.warnings, *self.prompt.if_cut(results)])
 

@@ -270,7 +270,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=5)] | bool | None = None
     echo: bool | None = None
     suffix: Any = None
-    best_of: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
     response_format: Any = None
 
     @property
@@ -302,26 +301,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def prompt_logprobs(self) -> bool:
-        return bool(self.echo) and self.told is not None
-
-    @property
-    def choices(self) -> int:
-        return max(self.returned, self.best_of or 0)
-
-    @property
-    def returned(self) -> int:
-        """Choices that the client gets of each prompt, the best ones."""
-        return self.n or 1
-
-    @property
-    def told(self) -> int | None:
-        """As `alternatives`, of what the client is told. 0 asks for the chosen tokens' alone."""
-        return None if self.logprobs is False or self.logprobs is None else int(self.logprobs)
+        return bool(self.echo) and self.alternatives is not None
 
     @property
     def alternatives(self) -> int | None:
-        chooses = self.choices > self.returned
-        return 0 if self.told is None and chooses else self.told
+        """0 asks for the chosen tokens' alone."""
+        return None if self.logprobs is False or self.logprobs is None else int(self.logprobs)
 
     @property
     def grammar(self) -> Grammar | None:
@@ -336,7 +321,3 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             )
         if self.stream and (self.silent or self.prompt_logprobs):
             raise unsupported("stream", "An echo with logprobs, or with max_tokens 0, comes whole: leave out stream.")
-        if self.best_of is not None and self.best_of < self.returned:
-            raise wrong("best_of", "best_of must be at least n.")
-        if self.choices > self.returned and self.stream:
-            raise wrong("best_of", "best_of chooses among whole answers: leave out stream.")

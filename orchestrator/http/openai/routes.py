@@ -37,11 +37,10 @@ class CompletionRoutes:
                 name,
                 len(prompt.tokens) * question.choices,
                 with_usage=question.with_usage,
-                codec=None if question.told is None else codec,
+                codec=None if question.alternatives is None else codec,
                 prompt=prompt,
                 echoed=self._echoed(question, prompt.tokens),
                 silent=question.silent,
-                returned=question.returned if question.choices > question.returned else None,
             )
 
         return await self._server.answer(request, question, renderer)
@@ -64,8 +63,8 @@ class CompletionRoutes:
         return await self._server.answer(request, question, renderer)
 
     def _echoed(self, question: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
-        """The prompt of each choice that is returned, if the client wants it back."""
+        """The prompt of each choice, if the client wants it back."""
         if not question.echo:
             return []
         texts = [each if isinstance(each, str) else self._server.codec.decode(each) for each in question.prompts]
-        return [Echo(*each) for each in zip(texts, prompts, strict=True) for _ in range(question.returned)]
+        return [Echo(*each) for each in zip(texts, prompts, strict=True) for _ in range(question.choices)]

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.errors import ApiError, wrong
+from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import warned
 from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.http.openai.model_server import ModelServer, NewRenderer
@@ -68,8 +68,8 @@ class ResponsesRoutes:
 
         def store(answer: dict[str, Any]) -> None:
             if question.kept:
-                items = [*before, *map(stored_item, question.items)]
-                tools = [item for item in items if item["type"] == ADDED_TOOLS]
+                items = [*before, *question.items]
+                tools = [item for item in items if item.get("type") == ADDED_TOOLS]
                 kept = [*tools, *by_users(items[:-1])] if summary else items
                 self._store.add(answer["id"], answer, [*kept, *answer["output"]])
 
@@ -154,10 +154,7 @@ class StoredResponses:
 
     @property
     def routes(self) -> list[Route]:
-        return [
-            Route(_PATH + "/{id}", self.stored, methods=["GET", "DELETE"]),
-            Route(_PATH + "/{id}/input_items", self.input_items, methods=["GET"]),
-        ]
+        return [Route(_PATH + "/{id}", self.stored, methods=["GET", "DELETE"])]
 
     async def stored(self, request: Request) -> Response:
         """Return a stored response, or delete it."""
@@ -167,21 +164,12 @@ class StoredResponses:
         self._store.delete(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
-    async def input_items(self, request: Request) -> Response:
-        id, query = request.path_params["id"], request.query_params
-        return await asyncio.to_thread(lambda: JSONResponse(page(self._store.get(id).input, query)))
-
 
 class StoredTurn(msgspec.Struct):
     """One response, and all items of its conversation, its own output included."""
 
     answer: dict[str, Any]
     items: list[dict[str, Any]]
-
-    @property
-    def input(self) -> list[dict[str, Any]]:
-        """The items from which the response was generated."""
-        return self.items[: len(self.items) - len(self.answer["output"])]
 
 
 class ResponseStore:
@@ -228,58 +216,3 @@ def _unknown(id: str, status: int, param: str | None) -> ApiError:
         code="previous_response_not_found" if param else "not_found",
         param=param,
     )
-
-
-_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-}
-_MOST = 100
-_DEFAULT = 20
-
-
-def stored_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    """`item` with an id, a type and a status, and with parts for a text."""
-    kind = str(item.get("type") or "message")
-    drawn = {"id": f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}", "status": "completed"}
-    given = {name: value for name, value in item.items() if value is not None}
-    return {**drawn, **given, "type": kind, **({"content": _parts(item)} if kind == "message" else {})}
-
-
-def page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """The list of items that `order`, `after` and `limit` of `query` ask for. Raises ApiError."""
-    order, after = query.get("order", "desc"), query.get("after")
-    if order not in ("asc", "desc"):
-        raise wrong("order", "order is asc or desc.")
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    if after is not None:
-        ids = [item["id"] for item in ordered]
-        if after not in ids:
-            raise wrong("after", f"after is {after!r}, and no item has this id.")
-        ordered = ordered[ids.index(after) + 1 :]
-    limit = _limit(query.get("limit"))
-    found = ordered[:limit]
-    ends = (found[0]["id"], found[-1]["id"]) if found else (None, None)
-    more = len(ordered) > limit
-    return {"object": "list", "data": found, "first_id": ends[0], "last_id": ends[1], "has_more": more}
-
-
-def _parts(message: Mapping[str, Any]) -> Any:
-    content = message.get("content")
-    if not isinstance(content, str):
-        return content
-    if message.get("role") == "assistant":
-        return [{"type": "output_text", "text": content, "annotations": []}]
-    return [{"type": "input_text", "text": content}]
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return _DEFAULT
-    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MOST):
-        raise wrong("limit", f"limit is a number from 1 to {_MOST}.")
-    return int(text)

@@ -4,7 +4,7 @@ all, the order of the generations, and which of them have wrong tokens."""
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -93,14 +93,12 @@ class PipelineContender:
         self._pipeline = pipeline
         self._draft_tokens = draft_tokens
 
-    def generate(self, task: GenerationTask, on_piece: Callable[[], None] = lambda: None) -> TimedGeneration:
-        """`on_piece` is called after each piece of the text."""
+    def generate(self, task: GenerationTask) -> TimedGeneration:
         began = time.perf_counter()
         arrivals: list[float] = []
         with self._pipeline.stream(task.tokens, task.sampling(self._draft_tokens)) as stream:
             for _ in stream:
                 arrivals += [time.perf_counter() - began] * (stream.tokens - len(arrivals))
-                on_piece()
         result = stream.result
         assert result is not None
         # Tokens without text, such as the end token, give no piece of the stream.

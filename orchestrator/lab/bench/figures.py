@@ -23,8 +23,6 @@ from orchestrator.lab.bench.contender import (
     is_checked,
     line_and_draft_tokens,
 )
-from protocol.messages.client import Pace
-from protocol.messages.worker import Paced
 
 BURST_SECONDS = 2e-4
 """Tokens that arrive closer together than this arrive at once."""
@@ -171,12 +169,14 @@ class BenchRow:
     @property
     def overruns(self) -> float | None:
         """Share of the paced forwards that took longer than on the profile's device."""
-        return overrun_share(one.pace for one in self.generations)
+        paces = [one.pace for one in self.generations if one.pace is not None]
+        forwards = sum(pace.forwards for pace in paces)
+        return sum(pace.overruns for pace in paces) / forwards if forwards else None
 
     @property
     def representative(self) -> bool:
         """The contender kept its pace, if it has one."""
-        return kept_pace(one.pace for one in self.generations)
+        return (self.overruns or 0.0) <= TOLERATED_OVERRUNS
 
     @property
     def exact(self) -> bool:
@@ -250,18 +250,6 @@ def best_of_each_line(rows: Sequence[BenchRow]) -> list[BenchRow]:
             fastest[row.temperature, *_line(row.contender)] = row
     chosen = list(map(id, fastest.values()))
     return [row for row in rows if not row.valid or id(row) in chosen]
-
-
-def overrun_share(paces: Iterable[Pace | Paced | None]) -> float | None:
-    """Of the forwards; None: none was paced."""
-    known = [pace for pace in paces if pace is not None]
-    forwards = sum(pace.forwards for pace in known)
-    return sum(pace.overruns for pace in known) / forwards if forwards else None
-
-
-def kept_pace(paces: Iterable[Pace | Paced | None]) -> bool:
-    """Whether at most 1% of the forwards overran the profile's device."""
-    return (overrun_share(paces) or 0.0) <= TOLERATED_OVERRUNS
 
 
 def prompt_speeds(measurements: Iterable[Measurement]) -> list[float]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -31,7 +30,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     draft_pace: DevicePace | None = None
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="one"):
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Continue these tokens until `max_tokens` or one of the end tokens `ends`."""
 
     tokens: tuple[int, ...]
@@ -41,26 +40,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     ends: tuple[int, ...]
     draft_tokens: int
     """0 for `generate_step`, else the `num_draft_tokens` of `speculative_generate_step`."""
-
-
-class BatchJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="batch"):
-    """Continue all these prompts together, without a draft."""
-
-    prompts: tuple[tuple[int, ...], ...]
-    max_tokens: int
-    temperature: float
-    seed: int
-    ends: tuple[int, ...]
-
-
-class BatchJobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of a batch job."""
-
-    generated: int
-    """Tokens of all prompts in the time in which all of them were decoded."""
-    seconds: float
-    """Length of that time."""
-    paced: Paced | None = None
 
 
 class JobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +56,6 @@ class JobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _TERMINATION_SECONDS = 5.0
-_Result = TypeVar("_Result", JobResult, BatchJobResult)
 
 
 @contextmanager
@@ -117,26 +95,18 @@ class MlxLm:
 
     def await_ready(self) -> None:
         """Wait until the models are loaded. Raises PipelineError if the process ended instead."""
-        self._result(JobResult)
+        self._result()
 
     def run(self, job: Job) -> JobResult:
         """Raises PipelineError if the process ended instead."""
-        self._send(job)
-        return self._result(JobResult)
-
-    def run_batch(self, job: BatchJob) -> BatchJobResult:
-        """The same for several prompts."""
-        self._send(job)
-        return self._result(BatchJobResult)
-
-    def _send(self, job: Job | BatchJob) -> None:
         try:
             self._process.send(job)
         except OSError as error:
             raise self._ended() from error
+        return self._result()
 
-    def _result(self, kind: type[_Result]) -> _Result:
-        found = self._process.report(kind)
+    def _result(self) -> JobResult:
+        found = self._process.report(JobResult)
         if found is None:
             raise self._ended()
         return found

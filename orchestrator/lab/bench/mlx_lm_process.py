@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import msgspec
-from mlx_lm.generate import BatchGenerator, generate_step, generation_stream, speculative_generate_step, wired_limit
+from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step, wired_limit
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from orchestrator.lab.bench.mlx_lm import BatchJob, BatchJobResult, Job, JobResult, Setup
+from orchestrator.lab.bench.mlx_lm import Job, JobResult, Setup
 from protocol.child_process import claim_output
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
@@ -83,9 +83,8 @@ class PacedNetwork:
 
 
 def _context(cache: Any) -> int:
-    """Tokens in mlx-lm's cache, which has an entry for each layer. A batch's rows are padded to the longest."""
-    offset = getattr(cache[0], "offset", 0) if cache else 0
-    return int(mx.max(offset)) if isinstance(offset, mx.array) else int(offset)
+    """Tokens in mlx-lm's cache, which has an entry for each layer."""
+    return int(getattr(cache[0], "offset", 0)) if cache else 0
 
 
 _PREFILL_CHUNK = 512
@@ -127,8 +126,7 @@ def main() -> int:
         networks = Networks(_loaded(setup.target), draft, paces)
     report(JobResult())
     for line in sys.stdin.buffer:
-        job = msgspec.json.decode(line, type=Job | BatchJob)
-        report(decode(networks, job) if isinstance(job, Job) else decode_batch(networks, job))
+        report(decode(networks, msgspec.json.decode(line, type=Job)))
     return 0
 
 
@@ -160,33 +158,6 @@ def decode(networks: Networks, job: Job) -> JobResult:
     _require_recorded(tokens, networks.text(job))
     paced = device.take() if networks.paces else None
     return JobResult(tuple(tokens), tuple(drafted), ended - began, paced, tuple(arrivals))
-
-
-def decode_batch(networks: Networks, job: BatchJob) -> BatchJobResult:
-    """mlx-lm's batch generator over caches that hold all but the prompts' last tokens.
-
-    The clock runs from the first tokens of all prompts to the end of the first text."""
-    mx.random.seed(job.seed)
-    device = PacedDevice()
-    target = networks.target if networks.paces is None else device.network(networks.target, networks.paces[0])
-    generator = BatchGenerator(
-        target,
-        max_tokens=job.max_tokens,
-        stop_tokens=[[token] for token in job.ends],
-        sampler=make_sampler(temp=job.temperature),
-    )
-    caches = [_prefilled(networks.target, prompt[:-1]) for prompt in job.prompts]
-    generator.insert([[prompt[-1]] for prompt in job.prompts], caches=caches)
-    generated, began, ended = 0, 0.0, 0.0
-    while responses := generator.next_generated():
-        device.settle()
-        ended = time.perf_counter()
-        began, generated = (began, generated + len(responses)) if began else (ended, 0)
-        if any(response.finish_reason for response in responses):
-            break
-    generator.close()
-    mx.synchronize(generation_stream)
-    return BatchJobResult(generated, max(1e-9, ended - began), device.take() if networks.paces else None)
 
 
 def _steps(networks: Networks, job: Job, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:

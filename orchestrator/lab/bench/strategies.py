@@ -12,7 +12,6 @@ import msgspec
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.columns import COLUMNS
 from orchestrator.lab.bench.contender import (
-    PLAIN,
     BenchRequest,
     Deviation,
     GenerationTask,
@@ -35,7 +34,7 @@ from orchestrator.lab.bench.figures import (
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import requests_of, run
-from orchestrator.lab.findings import Bar, Cell, Column, Findings, Listener, Panel, Table, tabulated
+from orchestrator.lab.findings import Cell, Column, Findings, Listener, Table, tabulated
 from orchestrator.lab.forwards import TIE, ForwardOrder, Gap, examined, parting
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.cache_entries import made_once
@@ -138,7 +137,6 @@ def findings(
         tables=tuple(tables),
         checks=tuple(_checks(rows)),
         notes=tuple(_notes(rows, plan, absent or {})),
-        panels=_panels(rows),
         figures={
             "machine": machine_lines(),
             "settings": {**asdict(plan), "prompts": prompts},
@@ -283,31 +281,6 @@ def _pace(profile: DeviceProfile) -> str:
         "long under strategies whose draft and target overlap. mlx-lm's prefill is not paced, so there are no times to "
         f"the first token to compare.{'' if profile.slow_motion == 1.0 else slow}"
     )
-
-
-# Panels ----------------------------------------------------------------------------------------------
-
-
-def _panels(rows: Sequence[BenchRow]) -> tuple[Panel, ...]:
-    """Bars by contender, with the fastest K of each line, at each temperature."""
-    best = best_of_each_line(rows)
-    return tuple(_bars(temperature, best) for temperature in dict.fromkeys(row.temperature for row in rows))
-
-
-def _bars(temperature: float, best: Sequence[BenchRow]) -> Panel:
-    bars = (
-        Bar(
-            row.contender,
-            row.tokens_per_second,
-            *row.quartiles,
-            mark="" if row.valid else "INVALID" if row.exact else "WRONG",
-            baseline=row.contender.startswith(PLAIN),
-        )
-        for row in best
-        if row.temperature == temperature
-    )
-    x = "tokens/s (whiskers: quartiles over prompts)"
-    return Panel(title=f"temperature {temperature:g}", x=x, bars=tuple(bars))
 
 
 # Recorded texts, for paced contenders -------------------------------------------------------------

@@ -287,11 +287,6 @@ def requests_of(prompts: Sequence[BenchPrompt], plan: BenchPlan, watch: Listener
     return sorted(found, key=lambda request: (request.prompt, request.turn))
 
 
-def joined_tokens(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[int]:
-    """All prompts behind one another as the target's tokens. Raises InputError for a prompt without any."""
-    return [token for tokens in encoded(prompts, plan) for token in tokens]
-
-
 def measured(
     contenders: Sequence[Contender],
     requests: Sequence[BenchRequest],

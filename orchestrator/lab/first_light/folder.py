@@ -1,7 +1,5 @@
 """The folder of a first light: which program made it on what, its results, and the archive to send."""
 
-import hashlib
-import importlib.util
 import platform
 import subprocess
 import zipfile
@@ -133,7 +131,6 @@ def _run(folder: Path) -> Run | None:
         return None
 
 
-_PACKAGES = ("protocol", "draft_worker", "target_worker", "orchestrator")
 _LIBRARIES = ("mlx", "mlx-lm", "coremltools", "numpy")
 _GIB = 1 << 30
 
@@ -141,7 +138,7 @@ _GIB = 1 << 30
 def this_run(settings: LightSettings, began: str) -> Run:
     """Of this program on this machine with these options."""
     options = tuple(f"{name}: {value}" for name, value in msgspec.structs.asdict(settings).items())
-    return Run(program=_program(), code=_code_digest(), machine=tuple(_machine()), options=options, began=began)
+    return Run(program=_program(), machine=tuple(_machine()), options=options, began=began)
 
 
 def _program() -> str:
@@ -160,15 +157,3 @@ def _machine() -> Iterator[str]:
     yield f"{machine_facts.system_build()}, {platform.machine()}, Python {platform.python_version()}"
     versions = {name: machine_facts.installed_version(name) for name in _LIBRARIES}
     yield ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
-
-
-def _code_digest() -> str:
-    """Of every source file of the program. Short, so that it is told from a key."""
-    digest = hashlib.sha256()
-    for package in _PACKAGES:
-        found = importlib.util.find_spec(package)
-        for root in (found.submodule_search_locations or ()) if found else ():
-            for file in sorted(Path(root).rglob("*.py")):
-                digest.update(f"\0{file.relative_to(root)}\0".encode())
-                digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]

@@ -37,8 +37,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Raised if a field changes its meaning."""
     program: str
     """Version, and commit where it is known."""
-    code: str
-    """A digest of the program's source files."""
     machine: tuple[str, ...]
     options: tuple[str, ...]
     began: str

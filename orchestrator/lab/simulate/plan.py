@@ -303,7 +303,7 @@ def _best_in_turns(row: Worth) -> float:
 def _bars(scenario: Scenario, predictions: Sequence[Prediction]) -> Panel:
     speeds = [(one.contender, one.tokens_per_second) for one in predictions]
     bars = tuple(
-        Bar(name, speed, speed, speed, baseline=name.startswith(PLAIN_NAME), hypothetical=name.startswith(ORACLE))
+        Bar(name, speed, baseline=name.startswith(PLAIN_NAME), hypothetical=name.startswith(ORACLE))
         for name, speed in speeds
     )
     return Panel(title=f"temperature {scenario.temperature:g}", x="tokens/s", bars=bars)

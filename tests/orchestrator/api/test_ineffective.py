@@ -26,7 +26,7 @@ WITH_PIPELINE = (
     "serve-workers",
     "start",
     "profile",
-    "bench strategies",
+    "bench",
     "doctor",
 )
 
@@ -90,8 +90,8 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("profile --seed 1 --temperature 0 --temperature 1", {}, []),
     ("doctor --target t --draft d", {}, []),
     ("doctor --target t --neural-engine --draft d", {}, ["--target"]),
-    ("bench strategies --replay", {}, ["--replay"]),
-    ("bench strategies --replay --pace p", {}, []),
+    ("bench --replay", {}, ["--replay"]),
+    ("bench --replay --pace p", {}, []),
     ("attach draft HOST:1 --kv-bits 8 --target t --prefill-engine mlx", {},
      ["--kv-bits", "--target", "--prefill-engine"]),
     ("attach draft HOST:1 --draft d --target t", {}, []),

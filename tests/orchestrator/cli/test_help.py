@@ -17,7 +17,7 @@ def output(*words: str, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("words", [(), ("bench",), ("cache",), ("service",), ("workers",)], ids=" ".join)
+@pytest.mark.parametrize("words", [(), ("cache",), ("service",), ("workers",)], ids=" ".join)
 def test_a_list_of_commands_is_complete_and_cuts_no_sentence(words: tuple[str, ...], width: int):
     group = cli.commands[words[0]] if words else cli
     assert isinstance(group, click.Group)
@@ -36,9 +36,8 @@ def test_every_help_fits_the_terminal():
 
 
 def test_help_has_what_people_use_and_help_all_the_rest():
-    """Of every command with many options. `bench` has those of its default measurement."""
-    known = dict(commands(cli))
-    for path, command in {**known, ("bench",): known["bench", "strategies"]}.items():
+    """Of every command with many options."""
+    for path, command in commands(cli):
         brief = output(*path, "--help")
         first = {line.split()[0].rstrip(",") for line in brief.splitlines() if line.startswith("  -")}
         known = {max(option.opts, key=len) for option in options(command).values() if not option.hidden}

@@ -11,7 +11,6 @@ from orchestrator.cli.commands.launch.command import launch, serve_words
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.configuration import default_map
 from protocol.errors import InputError
-from tests.orchestrator.cli.test_cli import run, sentence
 
 
 def _offered() -> dict[str, click.Option]:
@@ -78,12 +77,3 @@ def options(command: str) -> set[str]:
 def test_serve_has_every_option_of_a_pipeline():
     assert options("start") == options("serve-workers")
     assert options("start") - options("serve") == set()
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("command", ["start", "serve"])
-def test_nothing_is_announced_where_nobody_can_come(command: str):
-    code, _, errors = run(command, "--announce", "studio")
-
-    assert code == 2
-    assert "add --listen HOST:PORT" in sentence(errors)

@@ -1,14 +1,11 @@
-"""Laws of /v1/completions that chats do not have: prompts in answers, and answers that are chosen among several."""
+"""Laws of /v1/completions that chats do not have: prompts in answers."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.api.result import Result
-from orchestrator.http.openai.answer import best
 from protocol.messages.sampling import TokenLogprob
 from tests.support.asked_server import CODEC, COMPLETIONS, chunks, post
 from tests.support.fake_pipeline import FakePipeline, statistics
@@ -32,29 +29,6 @@ def test_an_echo_puts_each_prompt_before_its_answers(prompt: Any, texts: list[st
 def result(text: str, *logs: float) -> Result:
     token_logprobs = tuple(map(TokenLogprob, logs))
     return Result(text, (1,) * len(logs), "stop", statistics(1, len(logs)), 0, token_logprobs=token_logprobs)
-
-
-@given(logs=st.lists(st.lists(st.floats(-9, 0), max_size=3), min_size=1, max_size=5), count=st.integers(1, 5))
-def test_no_answer_that_is_left_out_is_better(logs: list[list[float]], count: int):
-    def mean(each: list[float]) -> float:
-        return sum(each) / len(each) if each else 0.0
-
-    kept = best([result(str(place), *each) for place, each in enumerate(logs)], 1, count)
-
-    assert [mean(logs[int(each.text)]) for each in kept] == sorted(map(mean, logs), reverse=True)[:count]
-
-
-def test_best_of_generates_more_than_it_returns_and_counts_all():
-    pipeline, plain = FakePipeline(), FakePipeline()
-
-    answer = post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "best_of": 3, "seed": 4, "echo": True}, pipeline).json()
-    post(COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 2, "stream": True}, plain)
-
-    assert [(params.seed, params.logprobs) for _, params in pipeline.asked] == [(4, 0), (5, 0), (6, 0)] * 2
-    found = [(choice["index"], choice["text"], choice["logprobs"]) for choice in answer["choices"]]
-    assert found == [(index, f"{'aabb'[index]}Hello", None) for index in range(4)]
-    assert answer["usage"]["completion_tokens"] == 6 * 5
-    assert [params.logprobs for _, params in plain.asked] == [None, None]
 
 
 # Log-probabilities of prompts ---------------------------------------------------------------------

@@ -80,52 +80,6 @@ def test_answers_can_be_read_again_until_they_are_deleted():
     assert talk(ask) == [True, 404, True, 404]
 
 
-def read(*asked: Any, query: str = "") -> Any:
-    """The input items of the last of several questions, each of which continues the one before."""
-
-    async def ask(client: httpx.AsyncClient) -> Any:
-        id = None
-        for items in asked:
-            id = (await client.post(RESPONSES, json={"input": items, "previous_response_id": id})).json()["id"]
-        return (await client.get(f"{RESPONSES}/{id}/input_items{query}")).json()
-
-    return talk(ask)
-
-
-def test_the_items_of_a_conversation_can_be_read_again():
-    items = [{"role": "user", "content": "Why?", "id": None}, {"role": "assistant", "content": "So."}]
-    found = read("Hi", items, query="?order=asc")
-
-    kept = [(item["type"], item["role"], item["status"], item["content"][0]["text"]) for item in found["data"]]
-    roles = ("user", "assistant", "user", "assistant")
-    assert kept == [
-        ("message", *each) for each in zip(roles, ["completed"] * 4, ("Hi", "Hello", "Why?", "So."), strict=True)
-    ]
-    kinds = [[part["type"] for part in item["content"]] for item in found["data"]]
-    assert kinds == [["input_text"], ["output_text"]] * 2
-    ids = [item["id"] for item in found["data"]]
-    assert (found["object"], found["has_more"], found["first_id"], found["last_id"]) == ("list", False, ids[0], ids[-1])
-    assert len({*ids}) == 4
-
-
-def test_items_are_read_in_pages_the_latest_first():
-    items = [{"role": "user", "content": str(number), "id": f"m{number}"} for number in range(30)]
-
-    def ids(query: str) -> tuple[list[str], bool]:
-        found = read(items, query=query)
-        return [item["id"] for item in found["data"]], found["has_more"]
-
-    assert ids("") == ([f"m{number}" for number in range(29, 9, -1)], True)
-    assert ids("?after=m2") == (["m1", "m0"], False)
-    assert ids("?order=asc&limit=2&after=m3") == (["m4", "m5"], True)
-    assert ids("?after=m0") == ([], False)
-
-
-@pytest.mark.parametrize("query", ["?limit=0", "?limit=101", "?limit=x", "?order=up", "?after=nothing"])
-def test_a_wrong_page_is_refused(query: str):
-    assert read("Hi", query=query)["error"]["param"] == query.strip("?").partition("=")[0]
-
-
 @given(sizes=st.lists(st.integers(0, 60), max_size=12))
 def test_the_store_is_bounded_and_drops_the_oldest_first(sizes: list[int]):
     store = ResponseStore(120)
@@ -380,10 +334,3 @@ def test_a_choice_may_leave_some_of_the_tools():
     chat = Response(input="a", tools=[*CODEX], tool_choice=choice).chat([])
 
     assert [tool["function"]["name"] for tool in chat.offered] == ["mcp__sums__sub", "apply_patch"]
-
-
-def test_an_item_of_an_odd_type_is_kept_like_any_other():
-    found = read([{"role": "user", "content": "Hi"}, {"type": {"text": "x"}, "output": "y"}], query="?order=asc")
-
-    assert [item["type"] for item in found["data"]] == ["message", "{'text': 'x'}"]
-    assert len({item["id"] for item in found["data"]}) == 2

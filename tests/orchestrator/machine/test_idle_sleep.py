@@ -17,7 +17,7 @@ from orchestrator.cli.configuration import commands
 from orchestrator.cli.idle_sleep import without_idle_sleep
 from tests.support.processes import until
 
-_LONG = "attach, bench strategies, bench requests, calibrate, convert, doctor, first-light, profile"
+_LONG = "attach, bench, calibrate, convert, doctor, first-light, profile"
 _LONG += ", serve, serve-workers, start, target-rank"
 
 

@@ -1,16 +1,12 @@
-"""`launch-pipeline bench`: a measurement a subcommand, figures to tables, pictures and exit codes."""
+"""`launch-pipeline bench`: options to a comparison, figures to tables and an exit code."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import (
-    Destination,
     draft_option,
     option,
     pace_option,
@@ -21,9 +17,7 @@ from orchestrator.cli.pipeline_options import (
 from orchestrator.cli.pipelines import ConversionBar, print_notes
 from orchestrator.cli.printing import show
 from orchestrator.lab.bench.contender import LLAMA_CPP
-from orchestrator.lab.bench.forwards import ORDER
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
-from orchestrator.lab.forwards import LAYER_KINDS, LayerKind
 from orchestrator.lab.report import ProgressBar
 from protocol.ineffective import Ineffective
 
@@ -32,104 +26,36 @@ if TYPE_CHECKING:
     from orchestrator.lab.bench.prompts import BenchPrompt
 
 _LIMIT = 11
-"""Shipped messages of a comparison without --limit: one of each category."""
-_REPEATS = 3
-"""Of a measurement whose prompts are few; a comparison repeats with other prompts instead."""
-_DEFAULT = "strategies"
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Shipped messages without --limit: one of each category."""
 
 
-class Measurements(Group):
-    """Options without a measurement's name are those of `strategies`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
-            args = [_DEFAULT, *args]
-        return super().parse_args(ctx, args)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.commands[_DEFAULT].format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
-
-
-def _joined(*decorators: Decorator) -> Decorator:
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
-
-
-def _strategies_option(default: str) -> Decorator:
-    return click.option("--strategies", default=default, show_default=True, help="Ours, by their names.")
-
-
-def _repeats_option(default: int) -> Decorator:
-    return click.option("--repeats", type=click.IntRange(min=1), default=default, show_default=True)
-
-
-def _one_temperature(context: click.Context, option: click.Parameter, given: tuple[float, ...]) -> tuple[float, ...]:
-    if len(given) > 1:
-        raise click.BadParameter("this measures at one temperature: run it once for each.", context, option)
-    return given or (0.0,)
-
-
-_temperature_option = click.option(
-    "--temperature", type=float, multiple=True, callback=_one_temperature, help="[default: 0]"
+@click.command()
+@pair_option
+@target_option
+@draft_option()
+@click.option(
+    "--prompts",
+    "path",
+    type=click.Path(path_type=Path),
+    help='Lines of {"prompt": "..."} or {"turns": ["..."], "category": "..."}: the messages of a conversation. '
+    "Default: messages of users; Python for a target without a chat template.",
 )
-
-
-_requests_options = _joined(
-    pair_option,
-    target_option,
-    draft_option(),
-    click.option(
-        "--prompts",
-        "path",
-        type=click.Path(path_type=Path),
-        help='Lines of {"prompt": "..."} or {"turns": ["..."], "category": "..."}: the messages of a conversation. '
-        "Default: messages of users; Python for a target without a chat template.",
-    ),
-    click.option(
-        "--limit",
-        type=click.IntRange(min=1),
-        help="So many prompts, taken evenly from the categories.  [default: "
-        f"{_LIMIT} of the messages in a comparison, else all]",
-    ),
-    click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True),
-    pace_option,
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"So many prompts, taken evenly from the categories.  [default: {_LIMIT} of the messages, else all]",
 )
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-
-
-@click.group(cls=Measurements)
-def bench() -> None:
-    """Measure this machine's speed: our strategies beside mlx-lm's own decoding, or what COMMAND names.
-
-    Without a COMMAND: strategies, whose options these are.
-
-    \b
-    launch-pipeline bench
-    launch-pipeline bench --prompts prompts.jsonl --json > figures.json
-    launch-pipeline bench requests 1,4
-    """
-
-
-@bench.command(
-    cls=BriefCommand,
-    brief="pair target draft prompts limit max-tokens temperature strategies draft-tokens plot json",
-)
-@_requests_options
+@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
+@pace_option
 @click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
-@_repeats_option(1)
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
     "--draft-tokens",
     default=DEFAULT_DRAFT_TOKENS,
     show_default=True,
     help="Every K of mlx-lm's speculation, of sd and of ssd; 0 leaves the former out and takes one K for the others.",
 )
-@_strategies_option("ar,sd,ssd,adaptive")
+@click.option("--strategies", default="ar,sd,ssd,adaptive", show_default=True, help="Ours, by their names.")
 @click.option(
     "--rivals",
     type=click.Choice((LLAMA_CPP,)),
@@ -141,10 +67,9 @@ def bench() -> None:
     is_flag=True,
     help="With --pace, for a slow target: record its texts once, then replay them.",
 )
-@click.option("--plot", metavar="FILE", type=Destination(".png"), help="Also write a PNG.")
-@_json_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @stays_awake
-def strategies(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+def bench(path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
     Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Ratios are to mlx-lm at
@@ -152,111 +77,23 @@ def strategies(path: Path | None, limit: int | None, plot: Path | None, as_json:
     Few contenders save time: --strategies, --draft-tokens.
 
     \b
-    launch-pipeline bench strategies
+    launch-pipeline bench
+    launch-pipeline bench --prompts prompts.jsonl --json > figures.json
     launch-pipeline bench --pair demo --limit 2 --draft-tokens 2-4 --temperature 0
-    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --plot m4.png
+    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
     launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2
     launch-pipeline bench --rivals llama.cpp --temperature 0
     """
+    from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.lab.bench.strategies import measure
 
     print_notes(without_effect())
-    plan = _plan(options)
+    plan = BenchPlan.of(**options)
     prompts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
     with ProgressBar() as bar:
         found = measure(plan, prompts, bar)
-    show(found, as_json, plot)
-
-
-@bench.command()
-@_requests_options
-@_temperature_option
-@_repeats_option(_REPEATS)
-@_json_option
-@stays_awake
-def reuse(path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
-    """Measure the first token of an agent's turns, with KV kept and without.
-
-    \b
-    launch-pipeline bench reuse --repeats 1
-    """
-    from orchestrator.lab.bench.reuse import measure
-
-    print_notes(without_effect())
-    plan = _plan({**options, "strategies": "adaptive"})
-    prompts = _prompts(plan, path, limit)
-    with ProgressBar() as bar:
-        found = measure(plan, prompts, bar)
     show(found, as_json)
-
-
-@bench.command()
-@click.argument("counts", metavar="N[,N...]")
-@_requests_options
-@_temperature_option
-@_repeats_option(_REPEATS)
-@_strategies_option("ar,adaptive")
-@_json_option
-@stays_awake
-def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
-    """Measure N requests at once, for instance 1,2,4,8: the speed of all together, and how long one waits that joins.
-
-    \b
-    launch-pipeline bench requests 1,4 --temperature 0
-    """
-    from orchestrator.lab.bench.requests import measure, parse_requests
-
-    print_notes(without_effect())
-    numbers = parse_requests(counts)
-    plan = _plan(options)
-    prompts = _prompts(plan, path, limit)
-    with ProgressBar() as bar:
-        found = measure(plan, prompts, bar, numbers)
-    show(found, as_json)
-
-
-@bench.command()
-@click.option(
-    "--kind", "kinds", type=click.Choice(LAYER_KINDS), multiple=True, help="Of layer. May be given several times."
-)
-@click.option(
-    "--context",
-    "contexts",
-    metavar="N",
-    type=click.IntRange(min=1, max=65_000),
-    multiple=True,
-    default=ORDER.contexts,
-    show_default=True,
-    help="Tokens before a forward. May be given several times.",
-)
-@_repeats_option(ORDER.samples)
-@_json_option
-@stays_awake
-def forwards(kinds: tuple[LayerKind, ...], contexts: tuple[int, ...], repeats: int, as_json: bool) -> None:
-    """Measure forwards of random models beside mlx-lm's own, by kind of layer.
-
-    \b
-    launch-pipeline bench forwards --kind delta --kind windows
-    launch-pipeline bench forwards --context 256 --context 8192
-    """
-    from orchestrator.lab.bench.forwards import measure
-
-    order = msgspec.structs.replace(ORDER, contexts=contexts, samples=repeats)
-    with ProgressBar() as bar:
-        found = measure(kinds or LAYER_KINDS, order, bar)
-    show(found, as_json)
-
-
-def _plan(options: dict[str, Any]) -> "BenchPlan":
-    """Only a comparison can be in slow motion."""
-    from orchestrator.lab.bench.plan import BenchPlan
-    from orchestrator.machine.profiles.device_profiles import load_profile
-
-    pace = options["pace"]
-    if pace is not None and "replay" not in options and load_profile(pace).slow_motion != 1.0:
-        raise click.UsageError(f"Only a comparison counts in the time of {pace}: leave the @ out.")
-    return BenchPlan.of(**{"draft_tokens": "0", **options})
 
 
 def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":

@@ -107,6 +107,13 @@ PARTS = {
 
 def seconds(text: RepetitiveText, place: str, draft: bool = True, **options) -> float:
     """Of all requests but the first, each with its prompt."""
+    clients = list(simulated(text, place, draft, **options).clients.values())
+    assert all(client.tokens == client.reference for client in clients)
+    figures = [client.statistics for client in clients[1:] if client.statistics is not None]
+    return sum(one.generated_tokens / one.tokens_per_second for one in figures)
+
+
+def simulated(text: RepetitiveText, place: str, draft: bool = True, **options) -> Simulation:
     devices, placement = PLACES[place]
     pipeline = Options(placement=placement, **options)
     simulation = Simulation(pipeline, text, modelled_workers(text, devices), slow_down=devices.slow_down)
@@ -116,10 +123,7 @@ def seconds(text: RepetitiveText, place: str, draft: bool = True, **options) -> 
     for request in range(_REQUESTS):
         simulation.submit(request, _TOKENS)
         simulation.run()
-    clients = list(simulation.clients.values())
-    assert all(client.tokens == client.reference for client in clients)
-    figures = [client.statistics for client in clients[1:] if client.statistics is not None]
-    return sum(one.generated_tokens / one.tokens_per_second for one in figures)
+    return simulation
 
 
 @pytest.mark.sampled(6)
@@ -137,3 +141,11 @@ def test_adaptive_is_not_behind_its_parts(place: str, accept: float, share: floa
     best = min(seconds(text, place, draft, **options) for draft, options in PARTS.values())
 
     assert best / seconds(text, place) >= SHORT.get((place, accept, share, run), 0.98)
+
+
+def test_a_repetition_that_has_begun_is_believed_to_go_on():
+    simulation = simulated(RepetitiveText.of(0.2, 0.3, 4), "processor", draft=False)
+    task = next(iter(simulation.clients.values())).task
+    believed = simulation.machine.drafts.estimates(task, 1).lookup
+
+    assert 0.5 < believed(0.5, 0) < 0.7 < believed(0.5, 2)

@@ -29,7 +29,7 @@ from orchestrator.lab.simulate.workers import (
 )
 from protocol.messages.base import Role
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import ToWorker, Verdict, Verify
+from protocol.messages.worker import FromWorker, Prefilled, ToWorker, Verdict, Verify
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import DRAFT, TARGET
 
@@ -152,10 +152,16 @@ class UnmeasuredTarget(ModelledTarget):
         work = super().work()
         if work is None or len(self.widths) > 2:
             return work
-        slow = [
-            replace(each, seconds=each.seconds + 0.5) if isinstance(each, Verdict) else each for each in work.replies
-        ]
-        return Work(tuple(slow), work.seconds + 0.5)
+        return Work(tuple(map(self._behind_taken_up_kv, work.replies)), work.seconds + 0.5)
+
+    def _behind_taken_up_kv(self, reply: FromWorker) -> FromWorker:
+        match reply:
+            case Prefilled():
+                return replace(reply, tokens=0)
+            case Verdict():
+                return replace(reply, seconds=reply.seconds + 0.5)
+            case _:
+                return reply
 
 
 @pytest.fixture
@@ -182,6 +188,17 @@ def test_a_target_that_states_no_costs_gets_wider_rounds_step_by_step_after_thos
     assert max(target.widths) > 3
     assert all(width <= 1 + 2 * most for width, most in zip(target.widths[3:], widest, strict=True))
     assert max(target.widths[:3]) <= 3
+
+
+def test_behind_a_prompt_that_was_read_whole_the_first_forward_tells_what_one_token_costs():
+    language = ModelledLanguage(AcceptanceModel(accept=0.95))
+    simulation = modelled_pipeline(
+        Options(lookup="off"), language, Devices(target=TARGET, draft=DRAFT, baseline_draft=DRAFT)
+    )
+    request = simulation.submit(1, 2)
+    simulation.run()
+
+    assert simulation.machine.drafts.estimates(simulation.clients[request].task, 1).target.observed
 
 
 def test_a_worker_that_measured_replaces_what_its_predecessor_showed():

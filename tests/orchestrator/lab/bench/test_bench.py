@@ -8,7 +8,6 @@ from time import perf_counter
 import mlx.core as mx
 import pytest
 from click.testing import CliRunner
-from mlx_lm.models.cache import BatchKVCache
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.cli.app import cli
@@ -100,19 +99,6 @@ def test_a_paced_device_runs_forwards_in_turns_and_delays_each_until_its_result_
     assert after_all >= 0.012
     paced = device.take()
     assert (paced.forwards, paced.seconds) == (2, pytest.approx(0.012))
-
-
-def test_a_paced_batch_reads_as_much_as_its_longest_row():
-    device = PacedDevice()
-    pace = DevicePace(steps=((1, 0.004),), prefill_rate=1.0, context_seconds=0.0001)
-    network = device.network(lambda tokens, cache: tokens, pace)
-    batch = BatchKVCache([0, 0])
-    batch.offset = mx.array([3, 20])
-
-    network(mx.array([[1], [2]]), cache=[batch])
-    device.settle()
-
-    assert device.take().seconds == pytest.approx(0.006)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from orchestrator.cli.commands.measurements.bench import bench
 from orchestrator.lab.bench.contender import contender_name, line_and_draft_tokens
 from orchestrator.lab.bench.plan import BenchModels, BenchPlan, bench_models
 from orchestrator.lab.bench.trials import entries
-from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.errors import InputError
 from tests.support.bench_measurements import bench_plan
 from tests.support.models import drafter_files
@@ -74,14 +71,6 @@ def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path)
 
     with pytest.raises(InputError, match="There is no draft"):
         bench_models(str(target), None)
-
-
-@pytest.mark.parametrize("workload", [["requests", "2"], ["reuse"]], ids=str)
-def test_only_a_comparison_counts_in_the_time_of_the_device(workload: list[str]):
-    result = CliRunner().invoke(bench, [*workload, "--pace", f"{profile_names()[0]}@2"])
-
-    assert result.exit_code == 2
-    assert "leave the @ out" in result.output
 
 
 def test_a_draft_in_core_ml_is_a_line_of_its_own_if_it_is_asked_for():

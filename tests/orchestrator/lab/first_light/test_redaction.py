@@ -65,7 +65,7 @@ def test_nothing_that_was_planted_is_in_any_byte_of_the_folder_or_the_archive(
         Stage("other", "", "c", 1, 1),
     ]
     machine, options = (f"chip of {HOST}",), (f"draft: {HOME}/y",)
-    made = Run(program="p 1", code="c", machine=machine, options=options, began="2026-01-02 03:04 UTC")
+    made = Run(program="p 1", machine=machine, options=options, began="2026-01-02 03:04 UTC")
     folder = LightFolder.of(tmp_path / "light", made, REDACTOR, [])
 
     run(
@@ -124,7 +124,7 @@ def test_a_profile_can_be_read_whatever_its_user_is_called():
 def test_a_user_may_be_called_like_a_word_of_ours(tmp_path: Path):
     folder = LightFolder.of(
         tmp_path / "light",
-        Run(program="p", code="c", machine=(), options=(), began="now"),
+        Run(program="p", machine=(), options=(), began="now"),
         Redactor(("done", "tells", "measured")),
         [],
     )

@@ -103,7 +103,7 @@ def test_ties_and_width_steps_are_told_in_a_sentence_each():
         Compared(5, "chain", 120, 0.2, 3, 0.01),
         Ties("float32", 120, 0, 1),
         Compared(5, "chain", 120, 0.2, 1, 0.01, "float32"),
-        *(ForwardTimed(width, 4096, (ms,)) for width, ms in ((1, 20.0), (4, 24.0), (8, 26.0), (9, 40.0))),
+        *(ForwardTimed(width, 4096, ms) for width, ms in ((1, 20.0), (4, 24.0), (8, 26.0), (9, 40.0))),
     ]
 
     assert widths.sentences(reports) == [
@@ -165,7 +165,7 @@ def report() -> LightReport:
         StageReport(stage="b", title="Second", status="not here", reason="no Neural Engine"),
         StageReport(stage="c", title="Third", status="failed", reason="<script>alert(1)</script>"),
     )
-    return LightReport(program="p 1", code="c", machine=("chip",), options=("short: True",), began="now", stages=stages)
+    return LightReport(program="p 1", machine=("chip",), options=("short: True",), began="now", stages=stages)
 
 
 def test_the_page_shows_what_was_found_and_needs_nothing_from_elsewhere_and_runs_no_script():

@@ -26,7 +26,7 @@ from protocol.errors import InputError
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
 NAMES = [stage.name for stage in THREE]
 HOUR = Choice(60)
-ONE = Run(program="p 1", code="c1", machine=("chip",), options=("short: False",), began="now")
+ONE = Run(program="p 1", machine=("chip",), options=("short: False",), began="now")
 
 
 class Runner:
@@ -84,10 +84,10 @@ def test_an_interrupted_run_keeps_what_was_measured_and_the_next_start_measures_
     assert set(states(report).values()) == {"done"}
 
 
-@pytest.mark.parametrize("field", ["code", "machine", "options"])
+@pytest.mark.parametrize("field", ["program", "machine", "options"])
 def test_another_program_machine_or_option_begins_another_folder(tmp_path, field: str):
     interrupted(tmp_path)
-    value = "c2" if field == "code" else ("other",)
+    value = "p 2" if field == "program" else ("other",)
     other = opened(tmp_path, msgspec.structs.replace(ONE, **{field: value}))
 
     assert other.path.name == "light-2"
