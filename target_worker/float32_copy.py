@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import mlx.core as mx
-from mlx_lm.utils import dequantize_model, save_config, save_model
+from mlx_lm.utils import save_config, save_model
 
+from protocol.inference.packed_weights import dequantized
 from protocol.inference.stored_model import load_network
 
 
@@ -21,8 +22,7 @@ def main() -> int:
 def copy_in_32_bits(folder: Path, copy: Path) -> None:
     """Make `copy`, with the tokenizer of the model in `folder`."""
     network, config = load_network(folder)
-    network = dequantize_model(network)
-    network.set_dtype(mx.float32)
+    dequantized(network).set_dtype(mx.float32)
     save_model(copy, network)
     for name in ("quantization", "quantization_config"):
         config.pop(name, None)

@@ -16,10 +16,11 @@ from mlx.utils import tree_flatten
 
 from draft_worker.short_head import HeadTokens, are_head_tokens
 from protocol.contracts.drafters.checkpoint import UNUSED, damaged
-from protocol.contracts.drafters.description import BlockForm, Eagle3Form, MtpForm, Quantization
+from protocol.contracts.drafters.description import BlockForm, Eagle3Form, MtpForm
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
 from protocol.inference.narrow_weights import keep_narrow
+from protocol.inference.packed_weights import form_of
 from protocol.inference.stored_model import ready_for_processor
 
 _Form = TypeVar("_Form", BlockForm, Eagle3Form, MtpForm)
@@ -85,9 +86,11 @@ class DrafterFolder(Generic[_Form]):
     ) -> None:
         """Give a network its parameters, all of `tensors`, in the element that this machine computes in. `stated`: the
         name that a tensor has in the files."""
-        quantized = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
-        if quantized:
-            self._quantize(network, self.drafter.quantization or Quantization(), lambda path, _: path in quantized)
+        packed = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
+        try:
+            nn.quantize(network, class_predicate=lambda path, each: path in packed and form_of(path, each, tensors))
+        except (ValueError, RuntimeError, LookupError, ZeroDivisionError) as error:
+            raise self.wrong(f"its packed tensors don't fit its sizes ({error})") from error
         self._check(network, tensors, stated)
         network.load_weights(list(tensors.items()))
         ready_for_processor(network)
@@ -100,12 +103,6 @@ class DrafterFolder(Generic[_Form]):
             if not good.item():
                 raise self.wrong(f"its tensor {stated(name)} holds numbers that are not finite")
         keep_narrow(network)
-
-    def _quantize(self, network: nn.Module, form: Quantization, which: Callable[[str, nn.Module], bool]) -> None:
-        try:
-            nn.quantize(network, form.group_size, form.bits, class_predicate=which)
-        except (ValueError, RuntimeError) as error:
-            raise self.wrong(f"its {_CONFIG} states a quantization that does not fit ({error})") from error
 
     def _check(self, network: nn.Module, tensors: Mapping[str, mx.array], stated: Callable[[str], str]) -> None:
         expected = dict(parameters(network))

@@ -73,7 +73,7 @@ def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | No
 
     Raises InputError if they can't be found.
     """
-    network = load_target(folder)[0]
+    network, _ = load_network(folder)
     modules = network.named_modules()
     embeddings = [(path, each) for path, each in modules if isinstance(each, _EMBEDDINGS)]
     if not embeddings:
@@ -88,14 +88,6 @@ def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | No
     for name in ends.children():
         keep_narrow(ends[name])
     return TokenEnds.of(ends["embedding"], ends.get("head"), head_tokens)
-
-
-def load_target(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """As `load_network`, of the target of a draft. Raises InputError if it can't be loaded."""
-    try:
-        return load_network(folder)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"The target in {folder} can't be loaded ({str(error)[:200]}): download it again.") from error
 
 
 def _likeness(found: tuple[str, Any]) -> tuple[bool, int]:

@@ -11,11 +11,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from draft_worker.drafters.token_ends import load_target
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.observed_modules import observing
-from protocol.inference.stored_model import ready_for_processor
+from protocol.inference.stored_model import load_network, ready_for_processor
 
 
 class Target:
@@ -23,7 +22,7 @@ class Target:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.model, self.config = load_target(folder)
+        self.model, self.config = load_network(folder)
         ready_for_processor(self.model)
         stack = getattr(self.model, "model", None)
         if not all(hasattr(stack, name) for name in ("embed_tokens", "layers", "norm")):

@@ -15,7 +15,6 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 from mlx_lm.generate import generate_step
-from mlx_lm.utils import dequantize_model
 
 from orchestrator.lab.forwards import (
     Compared,
@@ -32,6 +31,7 @@ from orchestrator.lab.forwards import (
 )
 from protocol.child_process import claim_output
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.packed_weights import dequantized
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
@@ -65,7 +65,7 @@ class In32Bits:
 
     def divide(self, network: Any) -> None:
         """Unpack in place. Weights are not read yet."""
-        dequantize_model(network).set_dtype(mx.float32)
+        dequantized(network).set_dtype(mx.float32)
 
     def await_loaded(self) -> None:
         """Nobody else loads."""

@@ -18,6 +18,8 @@ _LIFTED = {
 """What Transformers 5 states in `rope_parameters`, and the names that mlx-lm's architectures read."""
 _LOCAL_BASES = ("rope_local_base_freq", "swa_rope_theta")
 """Names of the base of layers with a window."""
+_OF_FULL_LAYERS = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+"""What Transformers 5.15 states layer by layer, and its names in mlx-lm, where it holds for layers without a window."""
 _HEADS = (
     "lm_head.weight",
     "model.lm_head.weight",
@@ -59,7 +61,7 @@ def _bases(part: Mapping[str, Any]) -> Iterator[float]:
 
 
 def _with_positions(config: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
-    made = _from_layer_types(config, defaults) | dict(config)
+    made = _from_layer_types(config, defaults) | _from_single_layers(config, defaults) | dict(config)
     rope = config.get("rope_parameters")
     if not is_object(rope) or not rope:
         return made
@@ -117,6 +119,20 @@ def _from_layer_types(config: Mapping[str, Any], defaults: Mapping[str, object])
         "The config.json names layers with a window in an order (layer_types) that mlx-lm's code for this "
         "architecture can't take: choose another model."
     )
+
+
+def _from_single_layers(config: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
+    """What Transformers 5.15 states in `per_layer_config`, by mlx-lm's names for all layers without a window."""
+    layers: Any = config.get("per_layer_config") or {}
+    different = {int(number): part for number, part in layers.items() if not part.items() <= config.items()}
+    full = {number for number, kind in enumerate(config.get("layer_types") or []) if kind == "full_attention"}
+    part = next(iter(different.values()), dict[str, Any]())
+    named = {_OF_FULL_LAYERS.get(field, ""): value for field, value in part.items()}
+    if different and (different != dict.fromkeys(full, part) or named.keys() - (defaults or _OF_FULL_LAYERS.values())):
+        raise InputError(
+            f"The config.json states {', '.join(part)} of single layers, which mlx-lm can't take: choose another model."
+        )
+    return named
 
 
 def _with_head(stated: Mapping[str, Any], made: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:

@@ -167,8 +167,8 @@ class ModelFolder:
         biases are gone."""
         if not on_processor:
             return {name: _stored(tensor) for name, tensor in self.tensors.items()}
-        bits = self._quantization_bits()
-        return {name: self._unpacked(name, tensor, bits) for name, tensor in self.tensors.items()}
+        forms = self._forms()
+        return {name: self._unpacked(name, tensor, forms) for name, tensor in self.tensors.items()}
 
     def loaded_bytes(self, on_processor: bool, ranks: int = 1) -> int:
         """Bytes of a language model's weights in memory, those of one of so many ranks among which it is divided.
@@ -179,23 +179,28 @@ class ModelFolder:
         whole = sum(size for name, size in sizes.items() if SHARED.search(name))
         return whole + (sum(sizes.values()) - whole) // ranks
 
-    def _unpacked(self, name: str, tensor: Tensor, bits: Mapping[str, int]) -> int:
+    def _unpacked(self, name: str, tensor: Tensor, forms: Mapping[str, tuple[int, int]]) -> int:
         module, _, kind = name.rpartition(".")
-        if f"{module}.scales" not in self.tensors:
-            return tensor.elements * PROCESSOR_BYTES
-        if kind != "weight":
+        scales = self.tensors.get(f"{module}.scales") or self.tensors.get(f"{module}.weight_scale")
+        if scales is not None and kind not in ("weight", "weight_packed", "bias"):
             return 0
-        return tensor.elements * 32 // max(1, bits.get(module, bits[""])) * PROCESSOR_BYTES
+        if scales is None or kind == "bias" or tensor.type.startswith("F8"):
+            return tensor.elements * PROCESSOR_BYTES
+        stored = 8 * _stored(tensor)
+        # An entry may have the name that another class of the model has for the layer: then sizes tell which it is.
+        known = [forms.get(module, forms[""]), *forms.values()]
+        bits = next((bits for bits, group in known if bits * group * scales.elements == stored), 4)
+        return stored // max(1, bits) * PROCESSOR_BYTES
 
-    def _quantization_bits(self) -> Mapping[str, int]:
-        """Bits of a quantized weight by its module's name; "": of all others."""
+    def _forms(self) -> Mapping[str, tuple[int, int]]:
+        """Bits and group of a quantized weight by its module's name; "": of all others."""
         try:
             config = self.settings(_CONFIG)
             stated: Any = config.get("quantization") or config.get("quantization_config") or {}
-            single = {name: int(each["bits"]) for name, each in stated.items() if is_object(each) and "bits" in each}
-            return single | {"": int(stated.get("bits", 4))}
+            entries = {"": stated} | {name: each for name, each in stated.items() if is_object(each)}
+            return {name: (int(each.get("bits", 4)), int(each.get("group_size", 64))) for name, each in entries.items()}
         except (InputError, ValueError, AttributeError, TypeError, OverflowError):
-            return {"": 4}
+            return {"": (4, 64)}
 
     # Whether it is whole -------------------------------------------------------------------------
 

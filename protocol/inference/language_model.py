@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Protocol, Self, cast
 
 import mlx.core as mx
@@ -26,7 +25,7 @@ from protocol.inference.observed_modules import modules_of, stage
 from protocol.inference.quantized_kv import Encodings, deviation, proved_encodings
 from protocol.inference.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
-from protocol.inference.stored_model import load_network, ready_for_processor
+from protocol.inference.stored_model import load_network, loading, ready_for_processor, reason_of
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.inference.whole_layers import compute_layers_whole
@@ -133,28 +132,13 @@ class LanguageModel:
 
         With `division`, this process's share of it. Its sequences hold keys and values in `kv_bits` bits.
         """
-        try:
+        with loading(folder):
             model, config = load_network(folder)
             ready_for_processor(model)
             if division is not None:
                 division.divide(model)
             compute(model.parameters())
             keep_narrow(model)
-        except FileNotFoundError as error:
-            raise InputError(
-                f"{folder} holds no model ({error}): name a folder with config.json and model*.safetensors."
-            ) from error
-        except AssertionError as error:
-            # mlx-lm's models assert what must hold of the sizes in their configuration.
-            raise InputError(
-                f"mlx-lm refuses the sizes that the config.json in {folder} states, a vocab_size of 0 for example: "
-                "download the model again, or correct the file."
-            ) from error
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-            raise InputError(
-                f"The model in {folder} can't be loaded ({_reason(error)}): "
-                "download it again, or choose an architecture that mlx-lm supports."
-            ) from error
         if division is not None:
             division.await_loaded()
         return cls(model, folder, config, kv_bits)
@@ -189,8 +173,8 @@ class LanguageModel:
             impossible = impossible_windows(make_prompt_cache(self.network))
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
             raise InputError(
-                f"mlx-lm can't make the caches of the model in {self.folder} ({self.architecture}: {_reason(error)}): "
-                "its config.json may be damaged. Download it again."
+                f"mlx-lm can't make the caches of the model in {self.folder} ({self.architecture}: "
+                f"{reason_of(error)}): its config.json may be damaged. Download it again."
             ) from error
         if impossible:
             raise InputError(
@@ -222,7 +206,7 @@ class LanguageModel:
         try:
             exact = all(found < _TOLERANCE for found in deviations())
         except (TypeError, ValueError, AttributeError, LookupError) as error:
-            return f"it uses positions, masks or caches in its own way: {_reason(error)}"
+            return f"it uses positions, masks or caches in its own way: {reason_of(error)}"
         return "" if exact else f"a {level} gives other logits than its tokens one by one"
 
     def _fork_deviations(self) -> list[float]:
@@ -319,8 +303,3 @@ def _name_parts(network: Any) -> None:
             found = {name: property(itemgetter(name)) for name in parts}
             kinds[kind, parts] = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
         module.__class__ = kinds[kind, parts]
-
-
-def _reason(error: Exception) -> str:
-    """The beginning of an error, short enough for a sentence."""
-    return shorten(str(error), 200, placeholder=" …").rstrip(".") or type(error).__name__

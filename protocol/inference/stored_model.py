@@ -1,8 +1,10 @@
 """Reads an mlx-lm model from its folder. Every process that needs a model's network gets it here."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +16,7 @@ from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.device import spare_compiler
 from protocol.inference.observed_modules import modules_of
+from protocol.inference.packed_weights import Weights, dequantized, examine, in_mlx_form, join_experts, unpack_latents
 
 _load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
 _classes_of: Callable[[dict[str, Any]], tuple[Any, Any]] = vars(utils)["_get_classes"]
@@ -22,30 +25,80 @@ _classes_of: Callable[[dict[str, Any]], tuple[Any, Any]] = vars(utils)["_get_cla
 def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
     """The network in `folder`, its weights not yet read, and the content of config.json in the form of mlx-lm.
 
-    Code in the folder is never run. Raises InputError for weight files that are not whole, and for a config.json that
-    mlx-lm would misread; beside that, what mlx-lm raises.
+    Code in the folder is never run. Raises InputError for files that are not whole, for a config.json or packed weights
+    that mlx-lm would misread, and for what it refuses.
     """
-    tensors = ModelFolder(folder).examined_tensors()
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
-        found = _classes_of(config)
+        model, arguments = _classes_of(config)
+        config.update(translated(config, tensors, _defaults))
+        text: Any = config.get("text_config") or {}
+        stated: Any = config.get("quantization_config") or text.get("quantization_config") or {}
+        # mlx-lm knows these forms of whole checkpoints by their names.
+        if stated.get("quant_method") in ("awq", "bitnet", "gptq"):
+            return model, arguments
+        own: Any = config.get("quantization") or {}
+        common = {name: each for name, each in own.items() if not isinstance(each, bool | dict)}
+        # Entries for single layers may have the names of another class. Without one mlx-lm derives the form of each
+        # layer from its tensors, and uses neither of these numbers.
+        config["quantization"] = {"group_size": 64, "bits": 4} | common
+        return _reading(model), arguments
+
+    with loading(folder):
+        tensors = ModelFolder(folder).examined_tensors()
         try:
-            config.update(translated(config, tensors, _defaults))
+            network, config = _load_model(folder, lazy=True, get_model_classes=classes, trust_remote_code=False)
         except InputError as error:
             raise InputError(f"The model in {folder} can't be used. {error}") from error
-        return found
-
-    network, config = _load_model(folder, lazy=True, get_model_classes=classes, trust_remote_code=False)
     _validate_bases(folder, network, config)
     return network, config
+
+
+def _reading(model: Any) -> Any:
+    """The class of an architecture that reads weights in any publisher's form."""
+
+    def sanitize(self: Any, weights: Weights) -> Weights:
+        stored = in_mlx_form(weights)
+        unpack_latents(self, stored)
+        made = join_experts(self, model.sanitize(self, dict(stored)) if hasattr(model, "sanitize") else stored)
+        examine(self, stored, made)
+        return made
+
+    return type(model.__name__, (model,), {"sanitize": sanitize, "__module__": model.__module__})
+
+
+@contextmanager
+def loading(folder: Path) -> Generator[None]:
+    """Inside, what mlx-lm and MLX raise about the model in `folder` becomes an InputError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{folder} holds no model ({error}): name a folder with config.json and model*.safetensors."
+        ) from error
+    except AssertionError as error:
+        # mlx-lm's models assert what must hold of the sizes in their configuration.
+        raise InputError(
+            f"mlx-lm refuses the sizes that the config.json in {folder} states, a vocab_size of 0 for example: "
+            "download the model again, or correct the file."
+        ) from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise InputError(
+            f"The model in {folder} can't be loaded ({reason_of(error)}): "
+            "download it again, or choose an architecture that mlx-lm supports."
+        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """The beginning of an error, short enough for a sentence."""
+    return shorten(str(error), 200, placeholder=" …").rstrip(".") or type(error).__name__
 
 
 def ready_for_processor(network: Any) -> None:
     """Unpack the weights to float32 where this process computes on a processor, which has fast kernels for it alone:
     quantised products are many times slower."""
     if mx.default_device() == mx.Device(mx.cpu):
-        utils.dequantize_model(network)
-        network.set_dtype(mx.float32)
+        dequantized(network).set_dtype(mx.float32)
         spare_compiler()
 
 

@@ -35,6 +35,7 @@ from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divi
 from protocol.errors import InputError, PipelineError, WireError
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.observed_modules import modules_of
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.quantized_kv import Encodings
 from protocol.inference.tap import LayerTap
@@ -337,10 +338,11 @@ class GroupDivision:
 
     def divide(self, network: Any) -> None:
         """Raises InputError for an architecture that mlx-lm can't divide."""
-        if not callable(getattr(network, "shard", None)):
+        # mlx-lm would leave the scales of whole tensors out.
+        if any("global_scale" in each for each in modules_of(network)) or not callable(getattr(network, "shard", None)):
             raise InputError(
                 f"mlx-lm can't divide a model of type {network.args.model_type} among hosts: "
-                "choose a Llama, Qwen2 or Qwen3 model, or leave --target-hosts out."
+                "choose a Llama, Qwen2 or Qwen3 model in mlx-lm's format, or leave --target-hosts out."
             )
         network.shard(self._group)
 

@@ -9,13 +9,13 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.smollm3 import NoPE
-from mlx_lm.utils import dequantize_model
 
 from draft_worker.coreml.conversion.architectures import Architecture, architecture_of, known
 from draft_worker.coreml.converted import Rotation
 from draft_worker.coreml.package import DecoderShape, Half, Layer, Single
 from draft_worker.short_head import HeadTokens, read_head_tokens
 from protocol.errors import InputError
+from protocol.inference.packed_weights import dequantized
 from protocol.inference.stored_model import load_network
 
 _PROBED = 64
@@ -48,7 +48,7 @@ class Checkpoint:
             structure = read_structure(network, architecture, config or {})
         except NotConvertible as error:
             raise _refusal(folder, str(error)) from error
-        parameters = dict(tree_flatten(dequantize_model(network).parameters()))
+        parameters = dict(tree_flatten(dequantized(network).parameters()))
         self.folder = folder
         self.shape: DecoderShape = structure.shape
         self.head_tokens = head_tokens
@@ -60,16 +60,7 @@ class Checkpoint:
     @classmethod
     def load(cls, folder: Path) -> "Checkpoint":
         """The model in a folder of config.json and model*.safetensors; code in the folder is never run."""
-        try:
-            loaded: Any = load_network(folder)
-        except FileNotFoundError as error:
-            raise InputError(
-                f"{folder} holds no model ({error}): pass a folder with config.json and model*.safetensors."
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
-            raise InputError(f"The model in {folder} can't be loaded ({reason}): download it again.") from error
-        network, config = loaded
+        network, config = load_network(folder)
         vocabulary = getattr(network, "language_model", network).args.vocab_size
         return cls(network, folder, read_head_tokens(folder, vocabulary), config)
 

@@ -15,15 +15,13 @@ import msgspec
 from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step, wired_limit
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
-from mlx_lm.utils import dequantize_model
 
 from orchestrator.lab.bench.mlx_lm import Job, JobResult, Setup
 from protocol.child_process import claim_output
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
-from protocol.inference.device import spare_compiler
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
-from protocol.inference.stored_model import load_network
+from protocol.inference.stored_model import load_network, ready_for_processor
 from protocol.messages.worker import Paced
 from protocol.worker.pacing import DevicePace, PacedPart, Pacer
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
@@ -212,10 +210,7 @@ def _prefilled(network: Any, tokens: Sequence[int]) -> list[Any]:
 def _loaded(folder: str) -> Any:
     """A stock mlx-lm model, cast as our workers cast theirs: float32 on a processor."""
     network, _ = load_network(Path(folder))
-    if mx.default_device() == mx.Device(mx.cpu):
-        network = dequantize_model(network)
-        network.set_dtype(mx.float32)
-        spare_compiler()
+    ready_for_processor(network)
     mx.eval(network.parameters())
     return network
 

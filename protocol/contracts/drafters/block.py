@@ -134,7 +134,6 @@ def block(found: DrafterCheckpoint) -> Drafter:
         kind=form.kind,
         format=_format(published, form),
         form=form,
-        quantization=found.quantization,
         width=target_width,
         count=len(outputs),
         stated_outputs=outputs,

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from protocol.contracts.drafters.description import Quantization
 from protocol.contracts.model_folder import ModelFolder, Tensor, stored_head_tokens
 from protocol.errors import InputError
 from protocol.json_values import is_object
@@ -117,12 +116,6 @@ class DrafterCheckpoint(NamedTuple):
         """The same with the tensors that some programs name as parts of a `model`."""
         return self._replace(tensors={name.removeprefix("model."): each for name, each in self.tensors.items()})
 
-    @property
-    def quantization(self) -> Quantization | None:
-        """How its quantised tensors are; None: not stated."""
-        stated = self.config.get("quantization")
-        return None if stated is None else self.decoded(_Quantized).quantization
-
     def has(self, *names: str) -> bool:
         return all(name in self.tensors for name in names)
 
@@ -200,13 +193,17 @@ class DrafterCheckpoint(NamedTuple):
         tensor = self.tensors[name]
         if f"{name.removesuffix('weight')}scales" not in self.tensors or tensor.type != "U32":
             return tensor.shape
-        if self.quantization is None:
+        if "quantization" not in self.config:
             raise self.wrong(f"its tensor {name} is quantised, and its config.json does not say how")
-        return (*tensor.shape[:-1], tensor.shape[-1] * 32 // self.quantization.bits)
+        return (*tensor.shape[:-1], tensor.shape[-1] * 32 // self.decoded(_Quantized).quantization.bits)
+
+
+class _Quantization(msgspec.Struct):
+    bits: Annotated[int, Meta(ge=1, le=32)] = 4
 
 
 class _Quantized(msgspec.Struct):
-    quantization: Quantization
+    quantization: _Quantization
 
 
 def damaged(folder: Path, name: str, reason: str) -> InputError:

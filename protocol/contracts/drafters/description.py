@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import Meta
 
 from protocol.contracts.model_folder import ModelFolder, TargetShape
 from protocol.errors import InputError
@@ -162,13 +161,6 @@ class MtpForm(msgspec.Struct, frozen=True, kw_only=True):
     """Of the text model, as published."""
 
 
-class Quantization(msgspec.Struct, frozen=True):
-    """How mlx-lm's tools quantised the weights that have scales."""
-
-    group_size: int = 64
-    bits: Annotated[int, Meta(ge=1, le=32)] = 4
-
-
 class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A trained drafter in a folder."""
 
@@ -177,8 +169,6 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whose format its files have."""
     form: BlockForm | Eagle3Form | MtpForm
     """Of its network."""
-    quantization: Quantization | None = None
-    """None: not stated."""
     width: int = 0
     """Elements of one output of the target."""
     count: int = 0

@@ -111,7 +111,6 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
         kind=kind,
         format="speculators" if nested else "DeepSpec" if deepspec else "SafeAILab",
         form=form,
-        quantization=found.quantization,
         width=target_width,
         count=count,
         stated_outputs=outputs,

@@ -192,6 +192,7 @@ def test_a_quantised_drafter_is_read(copy: Callable[[str], Path]):
     network = read_block(folder).network
     expected = network.fc.weight
     nn.quantize(network, group_size=32, bits=8, class_predicate=lambda path, _: path == "fc")
+    nn.quantize(network, group_size=32, bits=4, class_predicate=lambda path, _: path.endswith("o_proj"))
     flat: Any = tree_flatten(network.parameters())
     mx.save_safetensors(str(folder / "model.safetensors"), dict(flat))
     change_config(folder, lambda config: config.update(quantization={"group_size": 32, "bits": 8}))

@@ -156,18 +156,6 @@ def test_a_saved_model_loads_in_float32(tmp_path: Path):
     assert loaded.sequence().evaluate((1,), (-1,)).dtype == mx.float32
 
 
-def test_a_quantized_model_is_unpacked_for_the_processor(tmp_path: Path):
-    model = network()
-    nn.quantize(model, group_size=32, bits=4)
-    expected = stock_logits(model, _PROMPT)
-    _save(model, tmp_path, quantization={"group_size": 32, "bits": 4})
-
-    loaded = LanguageModel.load(tmp_path)
-
-    assert not any(isinstance(module, nn.QuantizedLinear) for module in loaded.network.modules())
-    assert np.allclose(np.array(stock_logits(loaded.network, _PROMPT)), np.array(expected), atol=0.05)
-
-
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
 def test_an_incomplete_folder_is_refused(missing: str, tmp_path: Path):
     _save(network(), tmp_path)

@@ -56,6 +56,24 @@ def test_each_kind_of_layer_has_its_own_positions(tmp_path: Path):
     assert np.array_equal(logits(tmp_path, "gemma3_text", new), logits(tmp_path, "gemma3_text", old))
 
 
+@pytest.mark.parametrize("field", ["head_dim", "intermediate_size"])
+def test_fields_of_single_layers_are_those_of_layers_without_a_window(field: str, tmp_path: Path):
+    old, model = configuration("gemma4_text", attention_k_eq_v=True), tiny("gemma4_text", attention_k_eq_v=True)
+    full = {field: old["global_head_dim"], "num_key_value_heads": old["num_global_key_value_heads"]}
+    new = {name: value for name, value in old.items() if "global" not in name} | {
+        "per_layer_config": {"01": full, "3": full}
+    }
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    (tmp_path / "config.json").write_text(json.dumps(new))
+    if field != "head_dim":
+        with pytest.raises(InputError, match="states intermediate_size, num_key_value_heads of single layers"):
+            load_network(tmp_path)
+        return
+
+    tokens = mx.array([[1, 2, 3, 4, 5, 6, 7]])
+    assert mx.array_equal(load_network(tmp_path)[0](tokens), model(tokens))
+
+
 def test_positions_that_an_architecture_has_no_place_for_are_refused(tmp_path: Path):
     kinds = {kind: {"rope_theta": base} for kind, base in (("full_attention", _BASE), ("sliding_attention", 1e4))}
 

@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
+import mlx.core as mx
 import msgspec
 import pytest
 
@@ -22,8 +23,9 @@ from protocol.worker.process import WorkerSetup
 from target_worker import assembly
 from target_worker.engine import TargetEngine, TargetModel
 from target_worker.tensor_parallel import ranks, rendezvous
-from target_worker.tensor_parallel.ranks import RankCommand, encoded, received, start_heartbeat
+from target_worker.tensor_parallel.ranks import GroupDivision, RankCommand, encoded, received, start_heartbeat
 from target_worker.tensor_parallel.rendezvous import Challenge, Peer, answer, fresh_nonce, join, meet
+from tests.support.models.tiny_models import network
 from tests.support.paths import DEMO_TARGET, ROOT
 
 
@@ -333,6 +335,14 @@ class Alone:
 def test_a_rank_that_is_lost_while_others_load_is_no_fault_of_the_model():
     with pytest.raises(RuntimeError, match="recv"):
         LanguageModel.load(DEMO_TARGET, Alone())
+
+
+def test_scales_that_mlx_lm_would_leave_out_are_not_divided():
+    divided = network()
+    divided.layers[0].mlp.down_proj.global_scale = mx.ones(())
+
+    with pytest.raises(InputError, match="can't divide a model of type llama"):
+        GroupDivision(cast("Any", None)).divide(divided)
 
 
 @pytest.mark.parametrize(("asked", "chunk"), [(512, 128), (32, 32)])

@@ -212,7 +212,6 @@ DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
     ("dflash", changed(hidden_act="gelu"), "hidden_act"),
     ("dflash", changed(num_key_value_heads=3), "4 heads of 4 numbers don't fit 3 KV heads"),
     ("dflash", changed(layer_types=["sliding_attention"]), "layer_types fit neither"),
-    ("dflash", changed(quantization={"group_size": "x"}), "group_size"),
     ("dflash", changed(attention_sink_bias=True), "attention_sink_bias, a variant"),
     ("dflash", nested(attention_sink_bias=True), "a variant"),
     ("dflash", nested(projector_type="domino"), "'domino', a variant"),
