@@ -1,6 +1,7 @@
 """Reads an mlx-lm model from its folder. Every process that needs a model's network gets it here."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from mlx import nn
 from mlx_lm import utils
 
 from protocol.contracts.model_config import stated_bases, translated
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.model_folder import PROCESSOR_BYTES, ModelFolder
 from protocol.errors import InputError
 from protocol.inference.device import spare_compiler
 from protocol.inference.observed_modules import modules_of
+from protocol.paths import UNPACKED_VARIABLE
 
+_parameters: Callable[[Any], int] = vars(utils)["get_total_parameters"]
 _load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
 _classes_of: Callable[[dict[str, Any]], tuple[Any, Any]] = vars(utils)["_get_classes"]
 
@@ -42,9 +45,12 @@ def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def ready_for_processor(network: Any) -> None:
     """Unpack the weights to float32 where this process computes on a processor, which has fast kernels for it alone:
-    quantised products are many times slower."""
+    quantised products are many times slower. They stay packed where that would take more memory than this worker is
+    allowed (`UNPACKED_VARIABLE`)."""
     if mx.default_device() == mx.Device(mx.cpu):
-        utils.dequantize_model(network)
+        allowed = os.environ.get(UNPACKED_VARIABLE)
+        if allowed is None or PROCESSOR_BYTES * _parameters(network) <= int(allowed):
+            utils.dequantize_model(network)
         network.set_dtype(mx.float32)
         spare_compiler()
 
