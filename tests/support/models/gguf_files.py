@@ -118,7 +118,8 @@ def write_gguf(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Write a model with random weights; return what each tensor holds after quantisation, by mlx-lm's name.
 
-    `kinds`: the quantisation of each matrix whose GGUF name contains the key; F32 without one.
+    `kinds`: the quantisation of each matrix whose GGUF name contains the key; F32 without one, or for rows that are
+    no whole blocks.
     `metadata` replaces entries (None removes one); `extra`: further tensors; `arrays`: in place of the model's weights,
     by their names in the file; `permuted`: q and k are, as Llama's; `parts`: so many tensors a file.
     """
@@ -136,6 +137,8 @@ def write_gguf(
         stored = array if heads is None else interleaved(array, heads)
         wanted = next((kind for key, kind in (kinds or {}).items() if key in short and array.ndim > 1), "F32")
         kind = GGMLQuantizationType[wanted]
+        if array.shape[-1] % GGML_QUANT_SIZES[kind][0]:
+            kind = GGMLQuantizationType.F32
         data = quantized(np.ascontiguousarray(stored), kind)
         writer.add_tensor(short, data, raw_dtype=kind)
         back = gguf.quants.dequantize(data, kind).reshape(array.shape)
