@@ -25,6 +25,7 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 _CHUNK = 1 << 20
 """Elements that are unpacked at once."""
 _PLAIN: dict[Kind, Format] = {Kind.F16: "F16", Kind.BF16: "BF16", Kind.F32: "F32"}
+_FITS = 3
 _SIZES = {"U8": 1, "U32": 4, "F32": 4, "F16": 2, "BF16": 2}
 _ALIGNMENT = 8
 
@@ -113,8 +114,6 @@ def stored(tensor: GgufTensor, name: str, format: Format, laid: Laid) -> Stored:
         parts = (Part(name, format, laid.shape),)
         convert = _plain(tensor, format, laid)
     else:
-        if read is None:
-            packed = packed._replace(group=next(group for group in (packed.group, 64, 32) if columns % group == 0))
         stem, leading = name.removesuffix(".weight"), laid.shape[:-1]
         groups, scale = (*leading, columns // packed.group), "F16" if packed.mode == "affine" else "U8"
         kinds = ("scales", "biases") if packed.mode == "affine" else ("scales",)
@@ -148,11 +147,21 @@ def _again(tensor: GgufTensor, packed: Packed, laid: Laid) -> Convert:
 
     def convert(chosen: Any, deviation: Deviation) -> tuple[Bytes, ...]:
         weights = _numbers(tensor, laid, chosen).reshape(-1, packed.group)
-        bias = weights.min(axis=1, keepdims=True).astype("<f2")
-        scale = _upwards((weights.max(axis=1, keepdims=True) - bias) / np.float32(most))
-        codes = _codes(weights, scale.astype(np.float32), bias.astype(np.float32), most)
-        deviation.add(weights, scale.astype(np.float32) * codes + bias)
-        return _fields(codes, packed.bits), _bytes(scale), _bytes(bias)
+        bias = weights.min(axis=1, keepdims=True)
+        scale = (weights.max(axis=1, keepdims=True) - bias) / np.float32(most)
+        mean = weights.mean(axis=1, keepdims=True)
+        for _ in range(_FITS):
+            # The line of least squares through the weights over their codes.
+            codes = _codes(weights, scale, bias, most).astype(np.float32)
+            middle = codes.mean(axis=1, keepdims=True)
+            spread = np.square(codes - middle).sum(axis=1, keepdims=True)
+            slope = ((codes - middle) * (weights - mean)).sum(axis=1, keepdims=True)
+            scale = np.divide(slope, spread, out=scale, where=spread > 0)
+            bias = mean - scale * middle
+        scale, bias = (each.astype("<f2").astype(np.float32) for each in (scale, bias))
+        codes = _codes(weights, scale, bias, most)
+        deviation.add(weights, scale * codes + bias)
+        return _fields(codes, packed.bits), _written(scale, "F16"), _written(bias, "F16")
 
     return convert
 
@@ -234,12 +243,6 @@ def _written(numbers: Floats, format: Format) -> Bytes:
         return _bytes(numbers.astype("<f2" if format == "F16" else "<f4"))
 
 
-def _upwards(scales: Floats) -> Any:
-    """In float16, never less: the largest weight of a group would be out of reach."""
-    near = scales.astype("<f2")
-    return np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near).astype("<f2")
-
-
 def _bytes(numbers: np.ndarray[Any, Any]) -> Bytes:
     return np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
 
@@ -302,13 +305,17 @@ _FORMS: dict[Kind, tuple[Packed, _Read | None]] = {
         Packed(4, 16, "nvfp4"),
         lambda blocks: (_nibbles(blocks[:, 4:].reshape(-1, 4, 8)), blocks[:, :4]),
     ),
-    # Without a form of their own.
-    Kind.Q6_K: (Packed(8, 128), None),
-    **dict.fromkeys((Kind.IQ4_NL, Kind.IQ4_XS), (Packed(5, 128), None)),
-    **dict.fromkeys((Kind.Q3_K, Kind.IQ3_S, Kind.IQ3_XXS), (Packed(4, 128), None)),
-    **dict.fromkeys((Kind.Q2_K, Kind.IQ2_S, Kind.IQ2_XS, Kind.IQ2_XXS, Kind.IQ1_M, Kind.IQ1_S), (Packed(3, 128), None)),
+    # Quantised again.
+    Kind.Q6_K: (Packed(6), None),
+    Kind.Q3_K: (Packed(3), None),
+    Kind.Q2_K: (Packed(2), None),
+    **dict.fromkeys((Kind.IQ4_NL, Kind.IQ4_XS), (Packed(4), None)),
+    Kind.IQ3_S: (Packed(4, 128), None),
+    Kind.IQ3_XXS: (Packed(3, 64), None),
+    **dict.fromkeys((Kind.IQ2_S, Kind.IQ2_XS), (Packed(3, 128), None)),
+    **dict.fromkeys((Kind.IQ2_XXS, Kind.IQ1_M, Kind.IQ1_S), (Packed(2, 128), None)),
 }
-_SCALED = Packed(5, 128)
+_SCALED = Packed(4)
 """Of NVFP4 with a scale of the whole matrix, which MLX's layers don't have."""
 
 

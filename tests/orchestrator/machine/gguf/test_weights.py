@@ -21,12 +21,13 @@ KEPT = {
 }
 """Bits and groups of types whose integers stay as they are."""
 AGAIN = {
-    **{"Q6_K": (8, 128, 0.01), "Q3_K": (4, 128, 0.2), "Q2_K": (3, 128, 0.4)},
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), (5, 128, 0.1)),
-    **dict.fromkeys(("IQ3_S", "IQ3_XXS"), (4, 128, 0.2)),
-    **dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"), (3, 128, 0.4)),
+    **{"Q6_K": (6, 32, 0.02), "Q3_K": (3, 32, 0.16), "Q2_K": (2, 32, 0.31)},
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), (4, 32, 0.08)),
+    **{"IQ3_S": (4, 128, 0.14), "IQ3_XXS": (3, 64, 0.19)},
+    **dict.fromkeys(("IQ2_S", "IQ2_XS"), (3, 128, 0.26)),
+    **dict.fromkeys(("IQ2_XXS", "IQ1_M", "IQ1_S"), (2, 128, 0.37)),
 }
-"""The same of types that are quantised again, and how far their weights may be off."""
+"""The same of types that are quantised again, and how far their weights may be off: about as far as the type itself."""
 MIXED = {"token_embd": "Q8_0", "attn_v": "F16", "ffn_down": "Q4_K", "ffn_up": "Q5_0", "output.": "BF16", "": "Q4_1"}
 
 
@@ -92,6 +93,19 @@ def test_stored_weights_are_those_of_the_file(tmp_path: Path, kind: str):
         assert conversion.again == {}
     else:
         assert min(off) <= conversion.again[kind].off <= max(off)
+
+
+def test_nvfp4_with_a_scale_of_the_matrix_is_multiplied_by_it(tmp_path: Path):
+    scales = {f"blk.{layer}.ffn_up.scale": np.array([value], np.float32) for layer, value in enumerate((0.7, 1.0))}
+    scales["blk.0.ffn_up.input_scale"] = np.ones(1, np.float32)
+    folder, held = converted(tmp_path, kinds={"": "NVFP4"}, extra=scales)
+    model: Any
+    model, _ = load_model(folder)
+    scaled, plain = (layer.mlp.up_proj for layer in model.layers[:2])
+    ours, theirs = in_float32(folder).layers[0].mlp.up_proj.weight, held["model.layers.0.mlp.up_proj.weight"]
+
+    assert ((scaled.mode, scaled.bits), (plain.mode, plain.bits)) == (("affine", 4), ("nvfp4", 4))
+    assert np.sum(np.array(ours) * theirs) / np.sum(theirs * theirs) == pytest.approx(0.7, abs=0.01)
 
 
 @pytest.mark.sampled(2)
