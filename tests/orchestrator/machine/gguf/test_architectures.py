@@ -5,7 +5,6 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -465,20 +464,6 @@ def test_packed_weights_give_the_tokens_of_the_expanded_ones(
     assert any(name.endswith(".scales") for name in stored)
     assert np.allclose(stock_logits(ours, PROMPT), stock_logits(theirs, PROMPT), atol=1e-4, rtol=1e-4)
     assert greedy(ours, PROMPT) == greedy(theirs, PROMPT)
-
-
-def test_experts_in_mxfp4_stay_packed(tmp_path: Path):
-    written(tmp_path / "model.gguf", "gpt-oss", kinds={"_exps.weight": "MXFP4"})
-
-    ours = converted(tmp_path)
-
-    packed, config = load_network(tmp_path / "folder")
-    assert (config["quantization"]["mode"], config["quantization"]["bits"]) == ("mxfp4", 4)
-    reader = gguf.GGUFReader(tmp_path / "model.gguf")
-    found = next(tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_up_exps.weight")
-    expected = gguf.quants.dequantize(found.data, found.tensor_type)
-    assert np.array_equal(ours.model.layers[1].mlp.experts.up_proj.weight, expected.reshape(4, 96, 64))
-    assert packed.model.layers[1].mlp.experts.up_proj.mode == "mxfp4"
 
 
 def test_packed_columns_are_put_in_order_by_groups(tmp_path: Path):
