@@ -25,7 +25,7 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 _CHUNK = 1 << 20
 """Elements that are unpacked at once."""
 _PLAIN: dict[Kind, Format] = {Kind.F16: "F16", Kind.BF16: "BF16", Kind.F32: "F32"}
-_FITS = 3
+_FITS = 2
 _SIZES = {"U8": 1, "U32": 4, "F32": 4, "F16": 2, "BF16": 2}
 _ALIGNMENT = 8
 
@@ -315,7 +315,7 @@ _FORMS: dict[Kind, tuple[Packed, _Read | None]] = {
     **dict.fromkeys((Kind.IQ2_S, Kind.IQ2_XS), (Packed(3, 128), None)),
     **dict.fromkeys((Kind.IQ2_XXS, Kind.IQ1_M, Kind.IQ1_S), (Packed(2, 128), None)),
 }
-_SCALED = Packed(4)
+_SCALED = Packed(4, 64)
 """Of NVFP4 with a scale of the whole matrix, which MLX's layers don't have."""
 
 

@@ -25,7 +25,7 @@ AGAIN = {
     **dict.fromkeys(("IQ4_NL", "IQ4_XS"), (4, 32, 0.08)),
     **{"IQ3_S": (4, 128, 0.14), "IQ3_XXS": (3, 64, 0.19)},
     **dict.fromkeys(("IQ2_S", "IQ2_XS"), (3, 128, 0.26)),
-    **dict.fromkeys(("IQ2_XXS", "IQ1_M", "IQ1_S"), (2, 128, 0.37)),
+    **dict.fromkeys(("IQ2_XXS", "IQ1_M", "IQ1_S"), (2, 128, 0.38)),
 }
 """The same of types that are quantised again, and how far their weights may be off: about as far as the type itself."""
 MIXED = {"token_embd": "Q8_0", "attn_v": "F16", "ffn_down": "Q4_K", "ffn_up": "Q5_0", "output.": "BF16", "": "Q4_1"}
