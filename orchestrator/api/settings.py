@@ -115,7 +115,7 @@ def checked_setup(
     _require_served(settings)
     hosts, prefill = settings.target_hosts, settings.prefill_engine
     own = bool(settings.draft_command)
-    if settings.memory_check != "off" and hosts is None:
+    if settings.memory_check != "off" and settings.target_engine == "mlx" and hosts is None:
         for model in (settings.target, settings.draft):
             require_room(model)
     pair = pair_for(settings.target, settings.draft_engine, settings.draft, on_progress, own=own)

@@ -114,6 +114,7 @@ def gguf_file(name: str, *, fetch: bool = True) -> Path | None:
     path = Path(name).expanduser()
     if _HUB_FILE.fullmatch(name) and not path.exists():
         id, file = name.split(":", 1)
+        file = part_names(file)[0]
         if fetch:
             return hub_file(id, file)
         from huggingface_hub import try_to_load_from_cache

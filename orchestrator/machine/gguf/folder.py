@@ -268,7 +268,7 @@ def gguf_place(file: Path) -> Path:
         raise InputError(f"{file} is not a regular file: download it again.")
     key = sha256(b"%d" % _FORMAT)
     try:
-        for part in (file, *filter(Path.is_file, _parts_of(file))):
+        for part in sorted([file, *filter(Path.is_file, _parts_of(file))]):
             facts = part.stat()
             key.update(f" {facts.st_size} {facts.st_mtime_ns}".encode())
             with part.open("rb") as opened:
@@ -278,7 +278,7 @@ def gguf_place(file: Path) -> Path:
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): check the file.") from error
     # The folder has the file's name, except for Ollama's files, which are named by their hash.
-    name = file.stem if file.suffix == ".gguf" else "model"
+    name = Path(part_names(file.name)[0]).stem if file.suffix == ".gguf" else "model"
     return cache_folder() / "gguf" / f"{name}-{key.hexdigest()[:32]}"
 
 

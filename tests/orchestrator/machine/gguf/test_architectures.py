@@ -501,6 +501,7 @@ def test_a_model_in_several_files_is_read_from_any_of_them(tmp_path: Path, place
 
     assert len(files) > 1
     assert gguf_files(tmp_path) == files[:1]
+    assert len(set(map(folder_module.gguf_place, files))) == 1
     assert greedy(ours, PROMPT) == greedy(model, PROMPT)
 
 
