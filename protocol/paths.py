@@ -21,6 +21,9 @@ SERVERS_VARIABLE = "LAUNCH_PIPELINE_SERVERS"
 NARROW_VARIABLE = "LAUNCH_PIPELINE_NARROW_MEMORY"
 """Bytes that a worker may use for copies of its weights in 16 bits (`protocol.inference.narrow_weights`)."""
 
+UNPACKED_VARIABLE = "LAUNCH_PIPELINE_UNPACKED_MEMORY"
+"""Bytes that a worker's unpacked weights may take on a processor (`protocol.inference.stored_model`)."""
+
 
 def cache_folder() -> Path:
     """This user's cache folder, by the system's convention. It need not exist yet."""

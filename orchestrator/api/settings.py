@@ -21,7 +21,7 @@ from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.sampling_defaults import model_sampling
 from orchestrator.machine.servers import host_port
 from orchestrator.machine.target import checked_hosts, traffic_note
-from orchestrator.runtime.memory_plan import fitted
+from orchestrator.runtime.memory_plan import fitted, require_room
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from protocol.contracts.coreml import OnProgress
 from protocol.contracts.engines import (
@@ -112,6 +112,9 @@ def checked_setup(
     _require_served(settings)
     hosts, prefill = settings.target_hosts, settings.prefill_engine
     own = bool(settings.draft_command)
+    if settings.memory_check != "off" and settings.target_engine == "mlx" and hosts is None:
+        for model in (settings.target, settings.draft):
+            require_room(model)
     pair = pair_for(settings.target, settings.draft_engine, settings.draft, on_progress, own=own)
     folder, choice, options = pair.target, pair.draft, settings.options
     measured = settings.pace is not None or settings.trace

@@ -45,16 +45,7 @@ def known_folder(name: str) -> Path | None:
         return path.resolve()
     if not path.exists() and _HUB_ID.fullmatch(name):
         return cached(name)
-    if path.is_dir():
-        file = next(iter(gguf_files(path)), None)
-    elif _HUB_FILE.fullmatch(name):
-        from huggingface_hub import try_to_load_from_cache
-
-        id, first = name.split(":", 1)
-        found = try_to_load_from_cache(id, part_names(first)[0])
-        file = Path(found) if isinstance(found, str) else None
-    else:
-        file = path if path.is_file() else None
+    file = gguf_file(name, fetch=False)
     if file is None:
         return None
     from orchestrator.machine.gguf.folder import gguf_place
@@ -115,14 +106,21 @@ def gguf_files(folder: Path) -> list[Path]:
     return [file for file in files if part_names(file.name)[0] == file.name]
 
 
-def gguf_file(name: str) -> Path | None:
-    """The GGUF file that `name` means, for other programs; None if it means none.
+def gguf_file(name: str, *, fetch: bool = True) -> Path | None:
+    """The GGUF file that `name` means; None if it means none, and without `fetch` if it is not on this machine.
 
     Raises InputError if it can't be had.
     """
     path = Path(name).expanduser()
     if _HUB_FILE.fullmatch(name) and not path.exists():
-        return hub_file(*name.split(":", 1))
+        id, file = name.split(":", 1)
+        file = part_names(file)[0]
+        if fetch:
+            return hub_file(id, file)
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(id, file)
+        return Path(found) if isinstance(found, str) else None
     if path.is_file():
         return path.resolve()
     files = gguf_files(path) if name and path.is_dir() else []

@@ -18,7 +18,7 @@ from orchestrator.machine.blas.library import blas_environment, fast_blas
 from orchestrator.machine.memory.budget import usable
 from protocol.contracts.coreml import RuntimeName
 from protocol.messages.base import Role
-from protocol.paths import NARROW_VARIABLE
+from protocol.paths import NARROW_VARIABLE, UNPACKED_VARIABLE
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -70,7 +70,8 @@ def worker_environment(role: Role, cores: Sequence[int]) -> dict[str, str]:
     if not computes_on_processor():
         return dict(_QUIET)
     environment = _QUIET | _WHOLE_BLOCKS | {"OPENBLAS_NUM_THREADS": str(len(cores or partition_cores()[role]))}
-    return environment | blas_environment() | {NARROW_VARIABLE: str(narrow_memory())}
+    memory = {NARROW_VARIABLE: str(narrow_memory()), UNPACKED_VARIABLE: str(usable(memory_bytes()))}
+    return environment | blas_environment() | memory
 
 
 def partition_cores() -> dict[Role, tuple[int, ...]]:

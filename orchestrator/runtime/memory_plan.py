@@ -8,6 +8,7 @@ import msgspec
 
 from orchestrator.core.options import FIXED_ARENAS, Options
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.checkpoints import gguf_file, known_folder
 from orchestrator.machine.drafts.converted_draft import cache_bytes, loaded_bytes
 from orchestrator.machine.hardware import (
     computes_on_processor,
@@ -166,6 +167,29 @@ def _with_caches(options: Options, share: float) -> Options:
     return msgspec.structs.replace(options, **lowered)
 
 
+def require_room(model: str | None) -> None:
+    """Raises InputError for a GGUF file whose weights alone don't fit into this machine, before it is converted."""
+    try:
+        file = gguf_file(model) if model is not None and known_folder(model) is None else None
+        if file is None:
+            return
+        # It imports the tables of every architecture.
+        from orchestrator.machine.gguf.folder import planned
+
+        conversion, on_processor = planned(file)
+    except (InputError, OSError):
+        # Whoever converts it says what is wrong with it.
+        return
+    held = on_processor if computes_on_processor() else conversion.bytes
+    available = usable(memory_bytes(), gpu_working_set())
+    if held > available:
+        raise InputError(
+            f"{conversion.file} ({size(conversion.file_bytes)}) becomes weights of {size(held)}, and a pipeline may "
+            f"use {size(available)} of this machine's {size(memory_bytes())}: choose a smaller file. "
+            "--memory-check off converts it all the same."
+        )
+
+
 def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
     """What the pipeline takes. Raises InputError for a model that can't be read."""
     needs = pipeline_needs(setup)
@@ -238,7 +262,7 @@ def _model(role: Role, folder: ModelFolder, processor: bool, setup: Orchestrator
     form, ranks = kv_form(folder.config), machines(setup) if role == "target" else 1
     return ModelNeed(
         name=_NAMES[role],
-        weights=_held(folder.loaded_bytes(processor, ranks), processor),
+        weights=_language_model(folder, processor, ranks),
         # Every rank keeps whole latent keys.
         kv=form if form is None or keeps_latents(folder.config) else form.part(1 / ranks),
         heads=attention_heads(folder.config) // ranks,
@@ -275,6 +299,12 @@ def loaded_drafter(folder: Path, target: Path, on_processor: bool) -> int:
         head = read_drafter(folder, with_own_head=True)
         own = 0 if head is None else head.parameters * (PROCESSOR_BYTES if on_processor else _PARAMETER_BYTES)
     return own + sum(size for name, size in taken.items() if SHARED.search(name))
+
+
+def _language_model(folder: ModelFolder, processor: bool, ranks: int) -> int:
+    unpacked = folder.loaded_bytes(processor, ranks)
+    held = folder.loaded_bytes(processor, ranks, usable(memory_bytes()))
+    return held if held < unpacked else _held(unpacked, processor)
 
 
 def _held(weights: int, processor: bool) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,9 @@ from orchestrator.machine.checkpoints import complete, resolve
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted
 from orchestrator.machine.drafts.draft_choice import draft_choice, place_of
 from orchestrator.machine.drafts.shipped_drafts import default_draft
-from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.gguf import conversion_of
+from orchestrator.machine.hardware import computes_on_processor, usable_bytes, worker_environment
+from orchestrator.machine.memory.budget import size
 from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.neural_engine import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
 from orchestrator.machine.target import MEANINGS
@@ -45,10 +47,23 @@ def target_finding(name: str, on_progress: OnProgress = silent) -> Check:
     if report is None or isinstance(report, Loaded):
         return _not_loaded("target", folder)
     finding = described(folder, report)
-    if finding.status == "ok" and (tokens := kept_alone(folder)):
-        kept = f"Alone it keeps {about(tokens)} tokens of conversations in this machine's memory."
-        return replace(finding, text=f"{finding.text} {kept}")
-    return finding
+    if finding.status != "ok":
+        return finding
+    more = [finding.text, *weights_told(folder)]
+    if tokens := kept_alone(folder):
+        more.append(f"Alone it keeps {about(tokens)} tokens of conversations in this machine's memory.")
+    return replace(finding, text=" ".join(more))
+
+
+def weights_told(folder: Path) -> Iterator[str]:
+    """What a GGUF file's weights became, and what packed weights take here."""
+    model, conversion = ModelFolder(folder), conversion_of(folder)
+    if conversion is not None:
+        yield f"It was converted from {conversion.text}."
+    if computes_on_processor() and model.config.get("quantization"):
+        unpacked, most = model.loaded_bytes(on_processor=True), usable_bytes()
+        choice = "expanded to" if unpacked <= most else f"not expanded, since {size(most)} may be used here, to"
+        yield f"A processor multiplies packed weights slowly: they are {choice} {size(unpacked)} of float32."
 
 
 def _examination(role: Role, module: str, *arguments: str) -> ModelReport | ModelRefusal | Loaded | None:

@@ -44,7 +44,7 @@ def stored_head_tokens(folder: Path) -> "NDArray[Any] | None":
 WEIGHTS = "model*.safetensors"
 """The files that mlx-lm and Transformers read."""
 PROCESSOR_BYTES = 4
-"""Of each weight on a processor, where every one is unpacked to float32 (`protocol.inference.language_model`)."""
+"""Of each weight on a processor, where every one is unpacked to float32 (`protocol.inference.stored_model`)."""
 SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|wte)\.")
 """Names of the embedding and the head."""
 
@@ -170,12 +170,15 @@ class ModelFolder:
         forms = self._forms()
         return {name: self._unpacked(name, tensor, forms) for name, tensor in self.tensors.items()}
 
-    def loaded_bytes(self, on_processor: bool, ranks: int = 1) -> int:
+    def loaded_bytes(self, on_processor: bool, ranks: int = 1, most: int | None = None) -> int:
         """Bytes of a language model's weights in memory, those of one of so many ranks among which it is divided.
 
-        mlx-lm divides layers alone: each rank has the whole embedding and head.
+        mlx-lm divides layers alone: each rank has the whole embedding and head. `most`: bytes that unpacked weights may
+        take on a processor; if they would take more, they stay packed, with scales of 32 bits.
         """
         sizes = self.tensor_bytes(on_processor)
+        if on_processor and most is not None and sum(sizes.values()) > most:
+            sizes = {name: tensor.elements * PROCESSOR_BYTES for name, tensor in self.tensors.items()}
         whole = sum(size for name, size in sizes.items() if SHARED.search(name))
         return whole + (sum(sizes.values()) - whole) // ranks
 

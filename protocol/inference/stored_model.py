@@ -1,6 +1,7 @@
 """Reads an mlx-lm model from its folder. Every process that needs a model's network gets it here."""
 
 import inspect
+import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,14 @@ from mlx import nn
 from mlx_lm import utils
 
 from protocol.contracts.model_config import stated_bases, translated
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.model_folder import PROCESSOR_BYTES, ModelFolder
 from protocol.errors import InputError
 from protocol.inference.device import spare_compiler
 from protocol.inference.observed_modules import modules_of
 from protocol.inference.packed_weights import Weights, dequantized, examine, in_mlx_form, join_experts, unpack_latents
+from protocol.paths import UNPACKED_VARIABLE
 
+_parameters: Callable[[Any], int] = vars(utils)["get_total_parameters"]
 _load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
 _classes_of: Callable[[dict[str, Any]], tuple[Any, Any]] = vars(utils)["_get_classes"]
 
@@ -96,9 +99,14 @@ def reason_of(error: Exception) -> str:
 
 def ready_for_processor(network: Any) -> None:
     """Unpack the weights to float32 where this process computes on a processor, which has fast kernels for it alone:
-    quantised products are many times slower."""
+    quantised products are many times slower. They stay packed where that would take more memory than this worker is
+    allowed (`UNPACKED_VARIABLE`), but for experts with scales of their own, which MLX heeds on a GPU alone."""
     if mx.default_device() == mx.Device(mx.cpu):
-        dequantized(network).set_dtype(mx.float32)
+        allowed = os.environ.get(UNPACKED_VARIABLE)
+        scaled = any("global_scale" in module for module in network.modules())
+        if scaled or allowed is None or PROCESSOR_BYTES * _parameters(network) <= int(allowed):
+            network = dequantized(network)
+        network.set_dtype(mx.float32)
         spare_compiler()
 
 

@@ -31,6 +31,8 @@ class GgufTensor(NamedTuple):
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
     rows: np.ndarray[Any, np.dtype[np.uint8]]
+    factors: np.ndarray[Any, np.dtype[np.float32]] | None = None
+    """Of each row, which its numbers are multiplied by."""
 
 
 class Laid(NamedTuple):
@@ -93,13 +95,26 @@ def read_gguf(path: Path) -> GgufFile:
     whole = first.metadata.get("split.tensors.count", found)
     if not whole == found == len(tensors):
         raise InputError(f"{path} has {len(tensors)} of {max(whole, found)} tensors in its parts: download them again.")
-    return first._replace(tensors=tensors)
+    return first._replace(tensors=_with_factors(tensors))
+
+
+def _with_factors(tensors: dict[str, GgufTensor]) -> dict[str, GgufTensor]:
+    """NVFP4 has a scale of the whole matrix, or of each expert's, and one of activations, in tensors of their own."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.kind != GGMLQuantizationType.NVFP4:
+            continue
+        stem = name.removesuffix(".weight")
+        found.pop(f"{stem}.input_scale", None)
+        scale = found.pop(f"{stem}.scale", None)
+        if scale is not None:
+            factors = np.frombuffer(scale.rows.tobytes(), "<f4")
+            rows = np.repeat(factors, len(tensor.rows) // len(factors))
+            found[name] = tensor._replace(factors=None if (rows == 1).all() else rows)
+    return found
 
 
 def _read(path: Path) -> GgufFile:
-    # A pipe would keep whoever opens it waiting for ever.
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a regular file: download it again.")
     try:
         data = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:

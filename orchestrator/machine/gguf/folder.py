@@ -5,23 +5,25 @@ byte-level BPE (`gpt2`) with the pre-tokenizers that llama.cpp names, and Senten
 """
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from orchestrator.machine.cache_entries import made_once
-from orchestrator.machine.gguf import part_names
+from orchestrator.machine.gguf import CONVERSION, Again, Conversion, part_names
 from orchestrator.machine.gguf.architectures import (
     arrays_of,
     model_config,
 )
 from orchestrator.machine.gguf.container import GgufFile, read_gguf
-from orchestrator.machine.gguf.weights import GROUP, Packed, Part, common_format, packed, parts
+from orchestrator.machine.gguf.weights import Packed, Stored, common_format, stored, write_safetensors
 from protocol.contracts.coreml import OnProgress, Progress, silent
+from protocol.contracts.model_folder import PROCESSOR_BYTES
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 
@@ -232,35 +234,10 @@ def _settings(file: GgufFile, tokens: list[str]) -> dict[str, Any]:
     }
 
 
-_SIZES = {"U8": 1, "U32": 4, "F32": 4, "F16": 2, "BF16": 2}
-_ALIGNMENT = 8
-
-
-def write_safetensors(file: Path, parts: Sequence[Part], on_bytes: Callable[[int, int], None]) -> None:
-    """`on_bytes` gets how many bytes of how many are written. Raises OSError if they can't be."""
-    entries: dict[str, object] = {"__metadata__": {"format": "mlx"}}
-    total = 0
-    for part in parts:
-        size = math.prod(part.shape) * _SIZES[part.format]
-        entries[part.name] = {"dtype": part.format, "shape": part.shape, "data_offsets": (total, total + size)}
-        total += size
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
-    written = 0
-    with file.open("wb") as out:
-        out.write(len(header).to_bytes(8, "little") + header)
-        for part in parts:
-            for chunk in part.chunks():
-                out.write(chunk.data)
-                written += chunk.nbytes
-                on_bytes(written, total)
-    if written != total:
-        raise ValueError(f"{written} bytes of weights instead of {total}")
-
-
-_FORMAT = 5
+_FORMAT = 6
 """Raised if the same file becomes another folder, so that folders of older versions are not used."""
 _MIB = 1 << 20
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
 _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 """Hugging Face's names of sampling values, and GGUF's behind `general.sampling.`."""
 
@@ -281,14 +258,28 @@ def gguf_folder(file: Path, on_progress: OnProgress = silent) -> Path:
 
 
 def gguf_place(file: Path) -> Path:
-    """Where the folder of the model in `file` is, once it was made. Raises InputError for a file that is not there."""
+    """Where the folder of the model in `file` is, once it was made. Raises InputError for a file that is not there.
+
+    A file that was moved keeps its folder. One in its place has another, by its content's samples too: files of an
+    archive may have the same size and time.
+    """
+    # A pipe would keep whoever opens it waiting for ever.
+    if file.exists() and not file.is_file():
+        raise InputError(f"{file} is not a regular file: download it again.")
+    key = sha256(b"%d" % _FORMAT)
     try:
-        facts = [file.stat(), *(part.stat() for part in _parts_of(file) if part.is_file())]
+        for part in sorted([file, *filter(Path.is_file, _parts_of(file))]):
+            facts = part.stat()
+            key.update(f" {facts.st_size} {facts.st_mtime_ns}".encode())
+            with part.open("rb") as opened:
+                for place in range(_SAMPLES):
+                    opened.seek(max(0, facts.st_size - _SAMPLE_BYTES) * place // (_SAMPLES - 1))
+                    key.update(opened.read(_SAMPLE_BYTES))
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): check the file.") from error
-    sizes = " ".join(f"{each.st_size} {each.st_mtime_ns}" for each in facts)
-    key = sha256(f"{_FORMAT} {file.resolve()} {sizes}".encode()).hexdigest()[:32]
-    return _place(file, key)
+    # The folder has the file's name, except for Ollama's files, which are named by their hash.
+    name = Path(part_names(file.name)[0]).stem if file.suffix == ".gguf" else "model"
+    return cache_folder() / "gguf" / f"{name}-{key.hexdigest()[:32]}"
 
 
 def _parts_of(file: Path) -> list[Path]:
@@ -296,20 +287,30 @@ def _parts_of(file: Path) -> list[Path]:
     return [file.with_name(name) for name in part_names(file.name) if name != file.name]
 
 
-def _place(file: Path, key: str) -> Path:
-    """The folder has the file's name, except for Ollama's files, which are named by their hash."""
-    name = file.stem if file.suffix == ".gguf" else "model"
-    return cache_folder() / "gguf" / f"{name}-{key}"
-
-
 def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> None:
-    """Fill the empty `folder` with config.json, the tokenizer's files and model.safetensors, and with
-    generation_config.json if the file states how to sample.
+    """Fill the empty `folder` with config.json, the tokenizer's files and model.safetensors, with
+    generation_config.json if the file states how to sample, and with a `Conversion`.
 
     Raises InputError for a file that can't be read, OSError if `folder` can't be written.
     """
-    try:
+    with _legible(path):
         _fill(read_gguf(path), folder, on_progress)
+
+
+def planned(path: Path) -> tuple[Conversion, int]:
+    """What the file becomes, and the bytes that its weights take on a processor at least: packed, with scales of 32
+    bits. Raises InputError for a file that can't be read."""
+    with _legible(path):
+        file = read_gguf(path)
+        content = _content(file, model_config(file))
+        elements = sum(part.elements for each in content for part in each.parts)
+        return _conversion(file, content, {}), PROCESSOR_BYTES * elements
+
+
+@contextmanager
+def _legible(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (InputError, OSError):
         raise
     except Exception as error:
@@ -319,40 +320,43 @@ def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> 
 
 def _fill(file: GgufFile, folder: Path, on_progress: OnProgress) -> None:
     config = model_config(file)
+    content = _content(file, config)
     write_tokenizer(file, folder)
-    _write(folder / "config.json", config | _tokens(file) | _quantization(_packed(file, config)))
+    _write(folder / "config.json", config | _tokens(file) | _quantization(content))
     if sampling := _sampling(file):
         _write(folder / "generation_config.json", {"do_sample": True, **sampling})
-    stage = f"reading {file.path.name}"
-    write_safetensors(
+    stage = f"converting {_conversion(file, content, {}).text}"
+    off = write_safetensors(
         folder / "model.safetensors",
-        _all_parts(file, config),
+        content,
         lambda done, total: on_progress(Progress(stage, -(-done // _MIB), -(-total // _MIB))),
     )
+    _write(folder / CONVERSION, msgspec.to_builtins(_conversion(file, content, off)))
 
 
-def _all_parts(file: GgufFile, config: dict[str, Any]) -> list[Part]:
+def _conversion(file: GgufFile, content: Sequence[Stored], off: Mapping[str, float]) -> Conversion:
+    again: dict[str, Again] = {}
+    for each in content:
+        if each.packed is not None and each.again:
+            kind = each.kind.name
+            before = again[kind].bytes if kind in again else 0
+            again[kind] = Again(before + each.size, each.packed.bits, off.get(kind, 0.0))
+    size = sum(part.stat().st_size for part in (file.path, *_parts_of(file.path)))
+    return Conversion(file.path.name, size, sum(each.size for each in content), again)
+
+
+def _content(file: GgufFile, config: dict[str, Any]) -> list[Stored]:
     format = common_format(list(file.tensors.values()))
     return [
-        part
+        stored(tensor, name, format, laid)
         for tensor in file.tensors.values()
         for name, laid in arrays_of(file, config, tensor).items()
-        for part in parts(tensor, name, format, laid)
     ]
 
 
-def _packed(file: GgufFile, config: dict[str, Any]) -> dict[str, Packed]:
-    """The packed layers by mlx-lm's names."""
-    return {
-        name.removesuffix(".weight"): how
-        for tensor in file.tensors.values()
-        for name, laid in arrays_of(file, config, tensor).items()
-        if (how := packed(tensor, laid)) is not None
-    }
-
-
-def _quantization(layers: dict[str, Packed]) -> dict[str, Any]:
+def _quantization(content: Sequence[Stored]) -> dict[str, Any]:
     """The most frequent packing for the model, and an entry for each layer of another."""
+    layers = {each.parts[0].name.removesuffix(".weight"): each.packed for each in content if each.packed is not None}
     if not layers:
         return {}
     found = list(layers.values())
@@ -364,7 +368,7 @@ def _quantization(layers: dict[str, Packed]) -> dict[str, Any]:
 
 def _stated(how: Packed) -> dict[str, Any]:
     mode = {} if how.mode == "affine" else {"mode": how.mode}
-    return {"group_size": GROUP, "bits": how.bits, **mode}
+    return {"group_size": how.group, "bits": how.bits, **mode}
 
 
 def _tokens(file: GgufFile) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def test_the_first_use_fetches_and_the_second_does_not(offered: Offer, tmp_path:
     assert any("fetching" in report.stage for report in reports)
     assert sorted(path.name for path in first.folder.iterdir()) == [
         "config.json",
+        "conversion.json",
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",

@@ -27,6 +27,7 @@ from protocol.messages.base import Role
 from tests.support.models import drafter_files
 from tests.support.models.coreml_runs import convert, tiny, tiny_of
 from tests.support.models.drafter_files import write
+from tests.support.models.gguf_files import write_gguf
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 ASKED = Options(context=1024, concurrent=3)
@@ -109,7 +110,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def _pipeline(monkeypatch: pytest.MonkeyPatch, mib: int, **options: Any) -> Pipeline:
     """On a machine with so much memory."""
     monkeypatch.setattr(memory_plan, "memory_bytes", lambda: mib * MIB)
-    return Pipeline(str(DEMO_TARGET), str(DEMO_DRAFT), **{"draft_engine": "mlx", **options})
+    return Pipeline(**{"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT), "draft_engine": "mlx", **options})
 
 
 def _chosen(pipeline: Pipeline) -> Options:
@@ -136,6 +137,23 @@ def test_the_check_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
     assert _chosen(_pipeline(monkeypatch, 100, context=2048, memory_check="off")).context == 2048
     with pytest.raises(InputError, match="--memory-check off"):
         _pipeline(monkeypatch, 100)
+
+
+def test_a_gguf_file_that_does_not_fit_is_refused_before_it_is_converted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path
+):
+    write_gguf(tmp_path / "m.gguf", kinds={"": "Q4_K"})
+    target: dict[str, Any] = {"target": str(tmp_path / "m.gguf"), "draft": None, "draft_engine": "none"}
+
+    with pytest.raises(
+        InputError, match=r"m\.gguf \(1 MiB\) becomes weights of \d+ MiB, .*and a pipeline may use 1 MiB"
+    ):
+        _pipeline(monkeypatch, 0, **target)
+    assert not list(home.glob("**/gguf/*"))
+    _pipeline(monkeypatch, 0, memory_check="off", **target)
+    # What is converted already is refused with the whole arithmetic.
+    with pytest.raises(InputError, match="the target's weights"):
+        _pipeline(monkeypatch, 0, **target)
 
 
 def test_auto_takes_what_fits_and_says_so_where_it_is_less_than_asked_for(monkeypatch: pytest.MonkeyPatch):

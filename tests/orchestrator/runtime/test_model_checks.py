@@ -1,6 +1,7 @@
 """What `doctor --draft` and `doctor --target` say of a model, or what is wrong with it."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from draft_worker.drafter_examination import examine
 from orchestrator.cli.app import cli
+from orchestrator.machine.gguf.folder import gguf_folder
 from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime import model_checks
 from orchestrator.runtime.model_checks import described, draft_finding, target_finding, told
@@ -21,6 +23,7 @@ from protocol.contracts.model_report import ModelRefusal, ModelReport
 from protocol.messages.base import Level
 from target_worker import model_examination
 from tests.support.models.drafter_files import FORMATS, VOCABULARY, WIDTH, layer, write
+from tests.support.models.gguf_files import write_gguf
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
@@ -177,6 +180,19 @@ def test_a_name_without_a_model_is_a_failure_with_the_next_step(tmp_path: Path):
 
     assert result.exit_code == 1
     assert "There is no folder" in json.loads(result.stdout)[0]["text"]
+
+
+@pytest.mark.parametrize(("most", "choice"), [(1 << 40, "are expanded to"), (1, "are not expanded, since 1 MiB")])
+def test_what_became_of_a_gguf_files_weights_is_told(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, most: int, choice: str
+):
+    write_gguf(tmp_path / "m.gguf", kinds={"ffn_down": "Q6_K", "": "Q4_K"})
+    monkeypatch.setattr(model_checks, "computes_on_processor", lambda: True)
+    monkeypatch.setattr(model_checks, "usable_bytes", lambda: most)
+
+    told = " ".join(model_checks.weights_told(gguf_folder(tmp_path / "m.gguf")))
+    assert re.search(r"from m\.gguf \(0\.00 GB\) to .* quantised again \(Q6_K in 6 bits, off by 1\.\d\d%\)\.", told)
+    assert re.search(rf"packed weights slowly: they {choice}", told)
 
 
 @pytest.mark.parametrize("end", [subprocess.CompletedProcess([], -9, b"", b""), subprocess.TimeoutExpired([], 1.0)])

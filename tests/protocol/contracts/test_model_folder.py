@@ -15,6 +15,7 @@ from mlx_lm.utils import quantize_model, save_config, save_model
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
+from protocol.paths import UNPACKED_VARIABLE
 from tests.support.models.architectures import configuration, tiny
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
@@ -103,7 +104,9 @@ def test_elsewhere_weights_are_as_their_files_hold_them():
 
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="a GPU keeps quantized weights")
-def test_quantized_weights_are_unpacked_on_a_processor(tmp_path: Path):
+def test_quantized_weights_are_unpacked_on_a_processor_that_has_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     network, config = quantize_model(tiny("llama"), configuration("llama"), group_size=32, bits=4)
     save_model(tmp_path, network)
     save_config(config, tmp_path / "config.json")
@@ -112,6 +115,12 @@ def test_quantized_weights_are_unpacked_on_a_processor(tmp_path: Path):
     packed, unpacked = (ModelFolder(tmp_path).loaded_bytes(on_processor) for on_processor in (False, True))
     assert unpacked == _loaded(tmp_path)
     assert packed < unpacked / 3
+
+    expected = LanguageModel.load(tmp_path).sequence().evaluate([1, 2, 3], [-1, 0, 1])
+    monkeypatch.setenv(UNPACKED_VARIABLE, str(unpacked - 1))
+    found = LanguageModel.load(tmp_path).sequence().evaluate([1, 2, 3], [-1, 0, 1])
+    assert packed <= ModelFolder(tmp_path).loaded_bytes(on_processor=True, most=unpacked - 1) == _loaded(tmp_path)
+    assert mx.allclose(found, expected, atol=0.01)
 
 
 class _Group:

@@ -80,6 +80,13 @@ def interleaved(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]
     return halves.swapaxes(1, 2).reshape(array.shape)
 
 
+_SCALES = {
+    **{"Q4_K": slice(4), "Q5_K": slice(4), "Q2_K": slice(-4, None), "Q3_K": slice(-2, None), "Q6_K": slice(-2, None)},
+    "NVFP4": slice(4),
+}
+"""Where a block has its scales; others begin with one."""
+
+
 def quantized(array: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
     """Bytes of `array`; random blocks with small scales for types that the package can't write."""
     try:
@@ -88,9 +95,13 @@ def quantized(array: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.nda
         block, size = GGML_QUANT_SIZES[kind]
         rng = np.random.default_rng(array.size)
         blocks = rng.integers(0, 256, (array.size // block, size), np.uint8)
-        scales = np.array([2e-4, 1e-4], "<f2").view(np.uint8)
-        place = {"Q4_K": slice(4), "Q6_K": slice(-2, None), "IQ4_NL": slice(2), "IQ4_XS": slice(2)}[kind.name]
-        blocks[:, place] = scales[: blocks[:, place].shape[1]]
+        if kind.name == "IQ1_M":
+            # A digit of the scale stands in each of the last four words.
+            blocks[:, 49::2] = blocks[:, 49::2] & 15 | np.array([0xE0, 0x80, 0xA0, 0x00], np.uint8)
+            return blocks.reshape(array.shape[0], -1)
+        scales = blocks[:, _SCALES.get(kind.name, slice(2))]
+        small = np.array([2e-4, 1e-4], "<f2").view(np.uint8)[: scales.shape[1]]
+        scales[:] = scales & 15 if kind.name == "NVFP4" else small
         return blocks.reshape(array.shape[0], -1)
 
 
@@ -107,7 +118,8 @@ def write_gguf(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Write a model with random weights; return what each tensor holds after quantisation, by mlx-lm's name.
 
-    `kinds`: the quantisation of each matrix whose GGUF name contains the key; F32 without one.
+    `kinds`: the quantisation of each matrix whose GGUF name contains the key; F32 without one, or for rows that are
+    no whole blocks.
     `metadata` replaces entries (None removes one); `extra`: further tensors; `arrays`: in place of the model's weights,
     by their names in the file; `permuted`: q and k are, as Llama's; `parts`: so many tensors a file.
     """
@@ -125,6 +137,8 @@ def write_gguf(
         stored = array if heads is None else interleaved(array, heads)
         wanted = next((kind for key, kind in (kinds or {}).items() if key in short and array.ndim > 1), "F32")
         kind = GGMLQuantizationType[wanted]
+        if array.shape[-1] % GGML_QUANT_SIZES[kind][0]:
+            kind = GGMLQuantizationType.F32
         data = quantized(np.ascontiguousarray(stored), kind)
         writer.add_tensor(short, data, raw_dtype=kind)
         back = gguf.quants.dequantize(data, kind).reshape(array.shape)

@@ -58,6 +58,23 @@ def test_a_file_is_converted_once_and_again_when_it_has_changed(original: Path, 
     assert gguf_folder(copy) != first
 
 
+def test_a_moved_file_keeps_its_folder_and_another_in_its_place_gets_one(original: Path, cache: Path):
+    """Even one of the same size and time, as files of an archive may be."""
+    first, second = cache / "tiny-Q4_1.gguf", cache / "moved" / "tiny-Q4_1.gguf"
+    first.write_bytes(original.read_bytes())
+    folder = gguf_folder(first)
+    second.parent.mkdir()
+    first.rename(second)
+    content = bytearray(second.read_bytes())
+    content[-1000:] = bytes(1000)
+    first.write_bytes(content)
+    times = second.stat()
+    os.utime(first, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    assert gguf_folder(second) == folder
+    assert gguf_folder(first) != folder
+
+
 @pytest.mark.parametrize("parent", [False, True], ids=["file", "folder"])
 def test_a_model_may_be_a_file_or_the_folder_around_it(original: Path, parent: bool):
     assert resolve(str(original.parent if parent else original), "target") == gguf_folder(original)
