@@ -77,7 +77,9 @@ class ProjectionMatrix:
         return layer.weight[rows]
 
 
-def in_groups(rows: Sequence[npt.NDArray[Any]], compute: Callable[[npt.NDArray[Any]], mx.array]) -> mx.array:
-    """`compute` of all (n, width) rows, joined: in one call for neighbours of the same width. Some may be projected."""
-    parts = [compute(np.concatenate(list(group))) for _, group in groupby(rows, lambda each: each.shape[1])]
+def in_groups(rows: Sequence[npt.NDArray[Any]], element: mx.Dtype, compute: Callable[[mx.array], mx.array]) -> mx.array:
+    """`compute` of all (n, width) rows in this type, joined: in one call for neighbours of the same width. Some may be
+    projected."""
+    groups = (np.concatenate(list(group)) for _, group in groupby(rows, lambda each: each.shape[1]))
+    parts = [compute(mx.array(group).astype(element)) for group in groups]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-2)

@@ -25,6 +25,8 @@ class ConditionedDrafter(Protocol):
     """A network whose row i joins the feature of token i with the embedding of token i + 1."""
 
     head_tokens: HeadTokens | None
+    norm: nn.RMSNorm
+    """Its type is that of the whole network."""
 
     def fuse(self, features: mx.array) -> mx.array:
         """(..., width) from (..., outputs * output width) features, or from what `projecting` makes of them without
@@ -68,7 +70,7 @@ class ConditionedNetwork(nn.Module):
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         hidden = self._hidden
         if hidden is None:
-            hidden = mx.zeros((*tokens.shape, self._width))
+            hidden = mx.zeros((*tokens.shape, self._width), self.drafter.norm.weight.dtype)
         layer = cache[0] if isinstance(cache, list) and len(cache) == 1 else cache
         return bounded(self.drafter(tokens, hidden, cache=layer))
 
@@ -113,7 +115,8 @@ class ConditionedRunner:
         self.matrix = None if layer is None else ProjectionMatrix.of(layer, features)
         """By which a target on another machine may project features; None: they are read as they are."""
         self.features = self.matrix.form if self.matrix else features
-        self.width = width
+        self.blank = mx.zeros((width,), network.norm.weight.dtype)
+        """In place of an output that is not there."""
         self.vocabulary = vocabulary
         self.context = context
         self.architecture = architecture
@@ -152,20 +155,10 @@ class ConditionedRunner:
 
     def _second_inputs(self, inputs: Sequence[Input]) -> mx.array:
         """(L, width). All features are fused in one product."""
-        features = [each for each in inputs if isinstance(each, np.ndarray)]
-        fused = bounded(in_groups([each[None] for each in features], self._fused)) if features else None
-        if fused is not None and len(features) == len(inputs):
+        features = [each[None] for each in inputs if isinstance(each, np.ndarray)]
+        fused = bounded(in_groups(features, self.blank.dtype, self._drafter.fuse)) if features else mx.array([])
+        if len(features) == len(inputs):
             return fused
-        blank, place = mx.zeros((self.width,)), 0
-        rows = []
-        for each in inputs:
-            if isinstance(each, np.ndarray):
-                assert fused is not None
-                rows.append(fused[place])
-                place += 1
-            else:
-                rows.append(blank if each is None else each)
-        return mx.stack(rows)
-
-    def _fused(self, features: np.ndarray) -> mx.array:
-        return self._drafter.fuse(mx.array(features))
+        known = iter(fused)
+        rows = [self.blank if each is None else each for each in inputs]
+        return mx.stack([next(known) if isinstance(each, np.ndarray) else each for each in rows])

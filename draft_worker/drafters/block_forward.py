@@ -201,13 +201,11 @@ def read_together(network: BlockDrafter, contexts: Sequence["BlockContext"]) -> 
 
 
 def _keys_values(network: BlockDrafter, fed: Sequence["FedRows"]) -> list[KeysValues]:
-    def encoded(rows: Rows) -> mx.array:
-        return network.encode(mx.array(rows)[None].astype(network.norm.weight.dtype))
-
+    context = in_groups([each.rows for each in fed], network.norm.weight.dtype, network.encode)
     # Weights may still make numbers of them that half precision can't hold.
-    context = mx.nan_to_num(in_groups([each.rows for each in fed], encoded), nan=0.0, posinf=0.0, neginf=0.0)
+    context = mx.nan_to_num(context, nan=0.0, posinf=0.0, neginf=0.0)
     positions = mx.array([[position for each in fed for position in range(each.first, each.end)]])
-    return network.keys_values(context, positions)
+    return network.keys_values(context[None], positions)
 
 
 _RIDERS = 32

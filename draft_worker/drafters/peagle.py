@@ -155,11 +155,9 @@ class PeagleRows:
 
     def _fused(self, rows: Sequence[Rows]) -> mx.array:
         """(1, L, width), finite."""
-
-        def fused(rows: Rows) -> mx.array:
-            return self._network.fuse(mx.array(rows)[None].astype(self._network.norm.weight.dtype))
-
-        return mx.nan_to_num(in_groups([row[None] for row in rows], fused), nan=0.0, posinf=0.0, neginf=0.0)
+        network = self._network
+        fused = in_groups([row[None] for row in rows], network.norm.weight.dtype, network.fuse)
+        return mx.nan_to_num(fused[None], nan=0.0, posinf=0.0, neginf=0.0)
 
     def _trim(self, rows: int) -> None:
         for cache in self._caches:

@@ -98,6 +98,7 @@ def mtp(found: DrafterCheckpoint) -> Drafter:
         target_layers=text.num_hidden_layers,
         target_vocabulary=text.vocab_size,
         layers=len({name.split(".")[1] for name in layers}) or 1,
+        quantization=found.quantization,
         parameters=own.parameters(),
         read=own.parameters(("embed_tokens", "shared_head.head")),
     )
