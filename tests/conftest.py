@@ -22,6 +22,8 @@ from protocol.kv.segments import unlink_segment
 from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
 from tests.support.paths import DEMO_TARGET
 
+HALF = (mx.float16, mx.bfloat16)
+
 # The settings of whoever runs the tests are none of theirs.
 os.environ["LAUNCH_PIPELINE_CONFIG"] = os.devnull
 # No test fetches the default target, nor do the processes that it starts.
@@ -82,7 +84,10 @@ def no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the cases of a test that is marked `sampled(number)`, all but that number become `thorough`. They are drawn by
     the file's name: the same in every run, and the same for all tests of a file that have the same cases, since these
-    share what was made for a case."""
+    share what was made for a case. A test that takes one of the half types is marked `half`."""
+    for item in items:
+        if any(each in HALF for each in _types_in(getattr(item, "callspec", None))):
+            item.add_marker(pytest.mark.half)
     tests: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         sampled = item.get_closest_marker("sampled")
@@ -93,6 +98,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, case in enumerate(cases):
             if place not in chosen:
                 case.add_marker(pytest.mark.thorough)
+
+
+def _types_in(parameters: Any) -> Iterator[mx.Dtype]:
+    for value in parameters.params.values() if parameters else ():
+        yield from (each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, mx.Dtype))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -83,8 +83,7 @@ class ConditionedEngine(ColumnsEngine):
             outputs = self.run(sequences, runs)
         else:
             outputs = [self.run([each], [run])[0] for each, run in zip(sequences, runs, strict=True)]
-        blank = mx.zeros((self._runner.width,))
-        stacked = mx.stack([blank if row is None else row for rows in outputs for row in rows])
+        stacked = mx.stack([self._runner.blank if row is None else row for rows in outputs for row in rows])
         more = widened(self._runner.short_head, [sequence.columns for sequence in sequences])
         logits = self._runner.logits(stacked)
         found, first = [], 0

@@ -8,7 +8,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from draft_worker.projection import in_groups
 from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.errors import InputError
 from protocol.inference.forward_costs import costs_at_load
@@ -25,6 +24,8 @@ class ConditionedDrafter(Protocol):
     """A network whose row i joins the feature of token i with the embedding of token i + 1."""
 
     head_tokens: HeadTokens | None
+    norm: nn.RMSNorm
+    """Its type is that of the whole network."""
 
     def fuse(self, features: mx.array) -> mx.array:
         """(..., width) from (..., outputs * output width) features."""
@@ -62,7 +63,7 @@ class ConditionedNetwork(nn.Module):
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         hidden = self._hidden
         if hidden is None:
-            hidden = mx.zeros((*tokens.shape, self._width))
+            hidden = mx.zeros((*tokens.shape, self._width), self.drafter.norm.weight.dtype)
         layer = cache[0] if isinstance(cache, list) and len(cache) == 1 else cache
         return bounded(self.drafter(tokens, hidden, cache=layer))
 
@@ -105,6 +106,8 @@ class ConditionedRunner:
         join."""
         self.features = features
         self.width = width
+        self.blank = mx.zeros((width,), network.norm.weight.dtype)
+        """In place of an output that is not there."""
         self.vocabulary = vocabulary
         self.context = context
         self.architecture = architecture
@@ -144,19 +147,10 @@ class ConditionedRunner:
     def _second_inputs(self, inputs: Sequence[Input]) -> mx.array:
         """(L, width). All features are fused in one product."""
         features = [each for each in inputs if isinstance(each, np.ndarray)]
-        fused = bounded(in_groups([each[None] for each in features], self._fused)) if features else None
-        if fused is not None and len(features) == len(inputs):
+        given = mx.array(np.stack(features)).astype(self.blank.dtype) if features else None
+        fused = mx.array([]) if given is None else bounded(self._drafter.fuse(given))
+        if len(features) == len(inputs):
             return fused
-        blank, place = mx.zeros((self.width,)), 0
-        rows = []
-        for each in inputs:
-            if isinstance(each, np.ndarray):
-                assert fused is not None
-                rows.append(fused[place])
-                place += 1
-            else:
-                rows.append(blank if each is None else each)
-        return mx.stack(rows)
-
-    def _fused(self, features: np.ndarray) -> mx.array:
-        return self._drafter.fuse(mx.array(features))
+        known = iter(fused)
+        rows = [self.blank if each is None else each for each in inputs]
+        return mx.stack([next(known) if isinstance(each, np.ndarray) else each for each in rows])

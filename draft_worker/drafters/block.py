@@ -347,13 +347,15 @@ def read_block(folder: Path) -> BlockCheckpoint:
             network.markov_head = markov_head(form, len(named))
         found.fill(network, tensors)
         # Some ropes read their options when they are called.
-        mx.eval(network.layers[0].self_attn.keys_values(mx.zeros((1, 1, form.width)), mx.zeros((1, 1), mx.int32)))
+        states = mx.zeros((1, 1, form.width), network.norm.weight.dtype)
+        mx.eval(network.layers[0].self_attn.keys_values(states, mx.zeros((1, 1), mx.int32)))
     except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
         raise found.wrong(f"its config.json states a rotary embedding that is not known ({error})") from error
     ends = None
     if {name.split(".")[0] for name in own} == {*_ENDS}:
         copies = _OwnEnds(form, count)
         found.fill(copies, own)
+        copies.set_dtype(network.norm.weight.dtype)
         ends = TokenEnds.of(copies.embed_tokens, copies.lm_head)
     if named is not None and ends is None:
         raise found.wrong("it names the tokens of a reduced head (d2t) and lacks embed_tokens.weight or lm_head.weight")

@@ -17,7 +17,6 @@ from mlx_lm.models.cache import KVCache
 from draft_worker.candidates.block_candidates import SelectorTables
 from draft_worker.drafters.block import BlockDrafter, BlockPart, KeysValues, MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
-from draft_worker.projection import in_groups
 from draft_worker.short_head import HeadTokens
 from protocol.contracts.drafters.description import BlockForm
 from protocol.sampling.top_tokens import top
@@ -197,13 +196,12 @@ def read_together(network: BlockDrafter, contexts: Sequence["BlockContext"]) -> 
 
 
 def _keys_values(network: BlockDrafter, fed: Sequence["FedRows"]) -> list[KeysValues]:
-    def encoded(rows: Rows) -> mx.array:
-        return network.encode(mx.array(rows)[None].astype(network.norm.weight.dtype))
-
+    rows = mx.array(np.concatenate([each.rows for each in fed])).astype(network.norm.weight.dtype)
+    context = network.encode(rows)
     # Weights may still make numbers of them that half precision can't hold.
-    context = mx.nan_to_num(in_groups([each.rows for each in fed], encoded), nan=0.0, posinf=0.0, neginf=0.0)
+    context = mx.nan_to_num(context, nan=0.0, posinf=0.0, neginf=0.0)
     positions = mx.array([[position for each in fed for position in range(each.first, each.end)]])
-    return network.keys_values(context, positions)
+    return network.keys_values(context[None], positions)
 
 
 _RIDERS = 32

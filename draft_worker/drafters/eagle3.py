@@ -215,7 +215,8 @@ def borrow_ends(network: Eagle3, folder: Path, target: Path | None) -> TokenEnds
     form = network.form
     if form.own_embedding and form.own_head:
         return None
-    tokens, width, vocabulary = None if form.own_head else network.head_tokens, form.width, form.vocabulary
-    ends = drafter_ends(folder, None, target, width, vocabulary, head=not form.own_head, head_tokens=tokens)
+    tokens, sizes = None if form.own_head else network.head_tokens, (form.width, form.vocabulary)
+    element = network.norm.weight.dtype
+    ends = drafter_ends(folder, None, target, *sizes, element, head=not form.own_head, head_tokens=tokens)
     network.borrow(ends.embed, ends.head)
     return ends

@@ -84,7 +84,7 @@ class DrafterFolder(Generic[_Form]):
         tensors: Mapping[str, mx.array],
         stated: Callable[[str], str] = str,
     ) -> None:
-        """Give a network its parameters, all of `tensors`, in the element that this machine computes in. `stated`: the
+        """Give a network its parameters, all of `tensors`, in the one type that this machine computes in. `stated`: the
         name that a tensor has in the files."""
         packed = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
         try:
@@ -92,7 +92,7 @@ class DrafterFolder(Generic[_Form]):
         except (ValueError, RuntimeError, LookupError, ZeroDivisionError) as error:
             raise self.wrong(f"its packed tensors don't fit its sizes ({error})") from error
         self._check(network, tensors, stated)
-        network.load_weights(list(tensors.items()))
+        network.load_weights(list(_in_one_type(tensors)))
         ready_for_processor(network)
         finite = {name: mx.isfinite(values).all() for name, values in parameters(network) if _is_float(values)}
         try:
@@ -149,6 +149,15 @@ def parameters(network: nn.Module) -> list[tuple[str, mx.array]]:
     """A network's parameters by their names in files."""
     flat: Any = tree_flatten(network.parameters())
     return flat
+
+
+def _in_one_type(tensors: Mapping[str, mx.array]) -> Iterable[tuple[str, mx.array]]:
+    """In the narrowest type that one has: a norm of 32 bits makes float32 of all that follows. As mlx-lm's conversions,
+    leaves out what decides between experts."""
+    element = min((each.dtype for each in tensors.values() if _is_float(each)), key=lambda kind: kind.size)
+    for name, values in tensors.items():
+        cast = _is_float(values) and not name.endswith("e_score_correction_bias")
+        yield name, values.astype(element) if cast else values
 
 
 def _is_float(values: mx.array) -> bool:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from draft_worker.candidates.block_candidates import SelectorTables
 from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockRows, FedRows, Rows
 from draft_worker.drafters.eagle3 import Eagle3, borrow_ends, read_eagle3
-from draft_worker.projection import in_groups
 from protocol.contracts.drafters.description import BlockForm, DecoderForm
 
 _KEPT = 64
@@ -151,11 +151,9 @@ class PeagleRows:
 
     def _fused(self, rows: Sequence[Rows]) -> mx.array:
         """(1, L, width), finite."""
-
-        def fused(rows: Rows) -> mx.array:
-            return self._network.fuse(mx.array(rows)[None].astype(self._network.norm.weight.dtype))
-
-        return mx.nan_to_num(in_groups([row[None] for row in rows], fused), nan=0.0, posinf=0.0, neginf=0.0)
+        network = self._network
+        fused = network.fuse(mx.array(np.stack(rows)).astype(network.norm.weight.dtype))
+        return mx.nan_to_num(fused[None], nan=0.0, posinf=0.0, neginf=0.0)
 
     def _trim(self, rows: int) -> None:
         for cache in self._caches:

@@ -29,14 +29,23 @@ class TokenEnds(NamedTuple):
     vocabulary: int
 
     @classmethod
-    def of(cls, embedding: nn.Module, head: nn.Module | None, tokens: HeadTokens | None = None) -> "TokenEnds":
-        """`head`: None if the embedding's own rows make the logits. `tokens`: the only ones that it keeps."""
+    def of(
+        cls,
+        embedding: nn.Module,
+        head: nn.Module | None,
+        tokens: HeadTokens | None = None,
+        element: mx.Dtype | None = None,
+    ) -> "TokenEnds":
+        """`head`: None if the embedding's own rows make the logits. `tokens`: the only ones that it keeps. `element`:
+        the type of what `embed` gives; None: as it comes."""
         rows: Any = embedding
         vocabulary = rows.weight.shape[0]
         width = embedding(mx.zeros((1,), mx.int32)).shape[-1]
         if tokens is not None:
             head = ShortHead(embedding if head is None else head, tokens, tied=head is None)
-        return cls(rows, rows.as_linear if head is None else head, width, vocabulary)
+        # MLX unpacks rows without scales of a type, as in MXFP4, to bfloat16.
+        embed = rows if element is None else lambda asked: rows(asked).astype(element)
+        return cls(embed, rows.as_linear if head is None else head, width, vocabulary)
 
 
 def drafter_ends(
@@ -45,11 +54,13 @@ def drafter_ends(
     target: Path | None,
     width: int,
     vocabulary: int,
+    element: mx.Dtype,
     *,
     head: bool = True,
     head_tokens: HeadTokens | None = None,
 ) -> TokenEnds:
-    """The drafter's `own` copies, or else the ends of its target, whose states have `width` numbers.
+    """The drafter's `own` copies, or else the ends of its target, whose states have `width` numbers, in the drafter's
+    type `element`.
 
     Raises InputError if `target` is wanted and None, or another model. `head`: whether the head is used.
     `head_tokens`: those that the target's head keeps; None: all.
@@ -58,7 +69,7 @@ def drafter_ends(
         return own
     if target is None:
         raise InputError(f"The draft in {drafter} uses the embedding and the head of its target: name a target.")
-    ends = target_ends(target, head=head, head_tokens=head_tokens)
+    ends = target_ends(target, element, head=head, head_tokens=head_tokens)
     if (ends.width, ends.vocabulary) != (width, vocabulary):
         raise InputError(
             f"The draft in {drafter} was trained for a target with states of {width:,} numbers and {vocabulary:,} "
@@ -67,9 +78,11 @@ def drafter_ends(
     return ends
 
 
-def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | None = None) -> TokenEnds:
+def target_ends(
+    folder: Path, element: mx.Dtype | None = None, *, head: bool = True, head_tokens: HeadTokens | None = None
+) -> TokenEnds:
     """The ends of the mlx-lm model in `folder`. The rest of its weights is not read, nor is a head that is not used.
-    `head_tokens`: those that the head keeps; None: all.
+    `element`: None: as they are stored. `head_tokens`: those that the head keeps; None: all.
 
     Raises InputError if they can't be found.
     """
@@ -84,10 +97,13 @@ def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | No
     if own_head is not None and head:
         ends["head"] = own_head
     ready_for_processor(ends)
+    if element is not None:
+        # Two half types beside one another make float32 of all that follows.
+        ends.set_dtype(element)
     mx.eval(ends.parameters())
     for name in ends.children():
         keep_narrow(ends[name])
-    return TokenEnds.of(ends["embedding"], ends.get("head"), head_tokens)
+    return TokenEnds.of(ends["embedding"], ends.get("head"), head_tokens, element)
 
 
 def _likeness(found: tuple[str, Any]) -> tuple[bool, int]:

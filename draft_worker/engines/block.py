@@ -77,8 +77,8 @@ class BlockEngine(ColumnsEngine):
         if found is not None and found.kind == "peagle":
             return cls(folder, read_peagle(folder, target), tokens)
         drafter = read_block(folder)
-        form = drafter.network.form
-        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary)
+        form, element = drafter.network.form, drafter.network.norm.weight.dtype
+        ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary, element)
         return cls(folder, MlxBlockRunner(drafter.network, ends, drafter.head_tokens), tokens)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "BlockSequence":

@@ -23,7 +23,7 @@ def _loaded(folder: Path, target: Path | None) -> ConditionedRunner:
     """`target`: the folder of the target, whose embedding and head the head shares; None: the same folder."""
     network, config = read_mtp(folder)
     width, vocabulary = config["hidden_size"], config["vocab_size"]
-    ends = drafter_ends(folder, None, target or folder, width, vocabulary)
+    ends = drafter_ends(folder, None, target or folder, width, vocabulary, network.norm.weight.dtype)
     network.borrow(ends.embed, ends.head)
     return ConditionedRunner(
         network,

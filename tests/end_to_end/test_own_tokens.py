@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import mlx.core as mx
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
@@ -318,6 +319,35 @@ def test_tokens_are_the_targets_own(
         assert not happenings
         assert not fault.code or members(name)[fault.program] == process
     assert remains(name) == []
+
+
+_HALF = """
+import mlx.core as mx
+from protocol.inference import stored_model
+
+def halved(network):
+    network.set_dtype({kind})
+    open({seen!r}, "w").close()
+
+stored_model.ready_for_processor = halved
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16], ids=str)
+def test_strategies_change_no_token_in_half_precision(kind: mx.Dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = tmp_path / "seen"
+    inject(monkeypatch, tmp_path, "-m", _HALF.format(kind=str(kind).replace("mlx.core", "mx"), seen=str(seen)))
+    said: list[Sequence[Sequence[int]]] = []
+    for strategy in ("ar", "adaptive", "ssd", "sd"):
+        draft = {} if strategy == "ar" else DRAFTS["demo"](tmp_path)
+        with Pipeline(str(DEMO_TARGET), strategy=strategy, **draft) as pipeline:
+            results = [pipeline.generate(LOOP, params) for params in (GREEDY, HOT)]
+        said.append([each.tokens for each in results])
+        assert strategy == "ar" or any(each.statistics.acceptance_rate for each in results)
+
+    assert said == [said[0]] * 4
+    assert seen.exists()
 
 
 @pytest.mark.thorough

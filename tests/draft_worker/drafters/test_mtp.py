@@ -7,81 +7,23 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
-from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.conditioned.runner import ConditionedRunner
 from draft_worker.drafters.mtp import MtpHead, read_mtp
-from draft_worker.engine_interface import Batch
 from protocol.errors import InputError
-from protocol.messages.features import FINAL, FeatureForm
-from protocol.messages.sampling import Sampling
-from tests.support.models.architectures import configuration, tiny
+from tests.support.models.mtp_folders import (
+    ARCHITECTURES,
+    EMBEDDING,
+    VOCABULARY,
+    WIDTH,
+    beside,
+    config_of,
+    layer_of,
+    write,
+)
 
-WIDTH, VOCABULARY, LAYERS = 64, 96, 4
-_QWEN = {"embedding_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"}
-_DEEPSEEK = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"}
-ARCHITECTURES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v3", "glm4_moe")
-EMBEDDING = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(1))
 HEAD = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(2)) * 0.1
 STATES = mx.random.normal((40, WIDTH), key=mx.random.key(3))
-
-
-def _beside() -> dict[str, Any]:
-    """The tensors beside the decoder layer, by our names."""
-    mx.random.seed(7)
-    norms = {f"{name}.weight": 1.0 + 0.1 * mx.random.normal((WIDTH,)) for name in _QWEN if name != "fc"}
-    return norms | {"fc.weight": 0.1 * mx.random.normal((WIDTH, 2 * WIDTH))}
-
-
-def _layer(name: str) -> Any:
-    """The last layer of a tiny model: full attention, and experts where the architecture has any."""
-    model = tiny(name)
-    return getattr(model, "language_model", model).model.layers[-1]
-
-
-def _published(name: str, layer: Any) -> dict[str, Any]:
-    """The decoder layer's tensors as the original checkpoint has them."""
-    flat: Any = dict(tree_flatten(layer.parameters()))
-    stored = {}
-    for key, values in flat.items():
-        if "switch_mlp" in key and name == "qwen3_5_moe":
-            continue
-        if "switch_mlp" in key:
-            projection = key.split(".")[-2]
-            stored |= {f"mlp.experts.{number}.{projection}.weight": each for number, each in enumerate(values)}
-        elif "embed_q" not in key and "unembed_out" not in key:
-            stored[key] = values - 1.0 if name.startswith("qwen") and "norm" in key else values
-    if name == "qwen3_5_moe":
-        pair = [flat[f"mlp.switch_mlp.{side}_proj.weight"] for side in ("gate", "up")]
-        stored["mlp.experts.gate_up_proj"] = mx.concatenate(pair, axis=-2)
-        stored["mlp.experts.down_proj"] = flat["mlp.switch_mlp.down_proj.weight"]
-    if name == "deepseek_v3":
-        keys, values = flat["self_attn.embed_q.weight"].swapaxes(-1, -2), flat["self_attn.unembed_out.weight"]
-        stored["self_attn.kv_b_proj.weight"] = mx.concatenate([keys, values], axis=1).reshape(-1, keys.shape[-1])
-    return stored
-
-
-def _config(name: str) -> dict[str, Any]:
-    config = configuration(name)
-    number = "mtp_num_hidden_layers" if name.startswith("qwen") else "num_nextn_predict_layers"
-    config.get("text_config", config)[number] = 1
-    return config
-
-
-def _write(folder: Path, name: str) -> Path:
-    qwen = name.startswith("qwen")
-    prefix, names = ("mtp", _QWEN) if qwen else (f"model.layers.{LAYERS}", _DEEPSEEK)
-    inner = f"{prefix}.layers.0" if qwen else prefix
-    weights = {f"{inner}.{key}": values for key, values in _published(name, _layer(name)).items()}
-    for key, values in _beside().items():
-        published = f"{prefix}.{names[key.removesuffix('.weight')]}.weight"
-        weights[published] = values - 1.0 if qwen and values.ndim == 1 else values
-    weights["model.embed_tokens.weight"] = EMBEDDING
-    (folder / "config.json").write_text(json.dumps(_config(name)))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    return folder
 
 
 def _borrowing(folder: Path) -> MtpHead:
@@ -92,7 +34,7 @@ def _borrowing(folder: Path) -> MtpHead:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path, name: str):
-    network, layer, beside = _borrowing(_write(tmp_path, name)), _layer(name), _beside()
+    network, layer, parts = _borrowing(write(tmp_path, name)), layer_of(name), beside()
     eps = network.norm.eps
     tokens, cache = [5, 17, 3, 90, 44, 8], KVCache()
     expected = []
@@ -100,11 +42,11 @@ def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path
         embedded, hidden = (np.array(each, np.float64) for each in (EMBEDDING[token], state))
         scaled = [x / np.sqrt((x**2).mean() + eps) for x in (embedded, hidden)]
         normed = [
-            x * np.array(beside[f"{key}_norm.weight"]) for x, key in zip(scaled, ("embedding", "hidden"), strict=True)
+            x * np.array(parts[f"{key}_norm.weight"]) for x, key in zip(scaled, ("embedding", "hidden"), strict=True)
         ]
-        x = np.array(beside["fc.weight"]) @ np.concatenate(normed)
+        x = np.array(parts["fc.weight"]) @ np.concatenate(normed)
         out = np.array(layer(mx.array(x, mx.float32)[None, None], None, cache))[0, 0]
-        expected.append(out / np.sqrt((out**2).mean() + eps) * np.array(beside["norm.weight"]))
+        expected.append(out / np.sqrt((out**2).mean() + eps) * np.array(parts["norm.weight"]))
 
     ours = network(mx.array([tokens]), STATES[None, : len(tokens)])
 
@@ -113,8 +55,8 @@ def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3", "glm4_moe"])
 def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, name: str):
-    folder = _write(tmp_path, name)
-    config, file = _config(name), folder / "config.json"
+    folder = write(tmp_path, name)
+    config, file = config_of(name), folder / "config.json"
     rope = {"rope_theta": 5_432.0, "partial_rotary_factor": config.pop("partial_rotary_factor", 1.0)}
     older, newer = config | rope | {"rope_scaling": None}, config | {"rope_parameters": rope}
     del newer["rope_theta"]
@@ -128,32 +70,8 @@ def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, nam
     assert np.array_equal(*found)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_trees_equal_their_paths(tmp_path: Path, name: str):
-    network = _borrowing(_write(tmp_path, name))
-    form = FeatureForm((FINAL,), WIDTH)
-    sizes: Any = {"width": WIDTH, "vocabulary": VOCABULARY, "context": 512}
-    runner = ConditionedRunner(network, tmp_path, features=form, architecture="mtp", **sizes)
-    engine = ConditionedEngine("mtp", tmp_path, runner, "tiny", tmp_path)
-
-    def opened() -> Any:
-        sequence = engine.open(Sampling(temperature=0.0), VOCABULARY)
-        sequence.prefill(range(10, 22))
-        sequence.feed(0, np.array(STATES[:12]))
-        return sequence
-
-    tree, path = opened(), opened()
-    tree.evaluate(Batch([], [7, 8, 9, 11], [-1, 0, 0, 0], VOCABULARY))
-    whole = tree.evaluate(Batch([], [30, 31], [2, 1], VOCABULARY))
-    alone = path.evaluate(Batch([], [7, 9, 30], [-1, 0, 1], VOCABULARY))
-
-    ours, expected = (dict(zip(found.tokens, found.probabilities, strict=True)) for found in (whole[0], alone[2]))
-    assert ours.keys() == expected.keys()
-    assert all(abs(ours[token] - expected[token]) < 1e-4 for token in ours)
-
-
 def test_a_checkpoint_without_a_head_and_an_unknown_one_get_a_sentence(tmp_path: Path):
-    folder = _write(tmp_path, "glm4_moe")
+    folder = write(tmp_path, "glm4_moe")
     stored: Any = mx.load(str(folder / "model.safetensors"))
     for gone in stored:
         if "embed_tokens" not in gone:

@@ -74,9 +74,9 @@ def test_embedding_and_head_are_the_target_s(tmp_path: Path):
 def test_a_head_of_its_own_spares_reading_the_target_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     read: list[bool] = []
 
-    def spied(folder: Path, *, head: bool = True, head_tokens: Any = None) -> TokenEnds:
+    def spied(folder: Path, element: mx.Dtype, *, head: bool = True, **others: Any) -> TokenEnds:
         read.append(head)
-        return target_ends(folder, head=head, head_tokens=head_tokens)
+        return target_ends(folder, element, head=head, **others)
 
     monkeypatch.setattr(token_ends, "target_ends", spied)
     own = {"lm_head.weight": mx.random.normal((VOCABULARY, WIDTH))}

@@ -14,11 +14,12 @@ from protocol.inference.quantized_kv import deviation
 from protocol.inference.slots import PREFIX
 from protocol.messages.sampling import Sampling
 from protocol.sampling.gumbel_noise import Noise, scores
-from tests.support.models.architectures import tiny, tiny_with_wide_heads
+from tests.conftest import HALF
+from tests.support.element_types import let_experts_run_in_half, types_of, watch
+from tests.support.models.architectures import IMPOSSIBLE, modules, tiny, tiny_with_wide_heads
 from tests.support.models.tiny_models import network, stock_logits
 from tests.support.processing import processed
 
-HALF = (mx.float16, mx.bfloat16)
 VOCABULARY = 32_000
 """Sums over so many logits leave float16."""
 ARCHITECTURES = ("llama", "gemma3_text", "qwen3_5", "granitemoehybrid", "bailing_hybrid")
@@ -34,14 +35,7 @@ ROUNDING = 0.05
 
 @pytest.fixture(autouse=True)
 def experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX's processor backend has the products of experts in float32 alone."""
-    inner: Any = mx.gather_mm
-
-    def gather_mm(a: mx.array, b: mx.array, *arguments: Any, **others: Any) -> mx.array:
-        found: mx.array = inner(a.astype(mx.float32), b.astype(mx.float32), *arguments, **others)
-        return found.astype(a.dtype)
-
-    monkeypatch.setattr(mx, "gather_mm", gather_mm)
+    let_experts_run_in_half(monkeypatch)
 
 
 both_kinds = pytest.mark.parametrize("kind", HALF)
@@ -131,6 +125,34 @@ def test_trees_give_what_mlx_lm_gives_for_their_paths(name: str, kind: mx.Dtype)
     assert all(deviation(each, alone) < ROUNDING for each in together)
 
 
+@pytest.mark.sampled(6)
+@both_kinds
+@pytest.mark.parametrize("name", sorted(set(modules()) - set(IMPOSSIBLE)))
+def test_no_float32_enters_a_network_that_has_none_in_mlx_lm(
+    name: str, kind: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+):
+    stock = halved(name, kind)
+    seen, caches = watch(monkeypatch), make_prompt_cache(stock)
+    for tokens in (PROMPT, TREE[:1]):
+        mx.eval(stock(mx.array([tokens]), cache=caches))
+    expected, kept = set(seen), types_of([cache.state for cache in caches])
+    made = LanguageModel(stock)
+    seen.clear()
+    sequences = [made.sequence() for _ in range(2)]
+    tree = (TREE, PARENTS) if made.level == "tree" else (TREE[:1], PARENTS[:1])
+    for sequence in sequences:
+        sequence.prefill(PROMPT)
+    for tokens, parents in (tree, (TREE[:1], PARENTS[:1])):
+        parts = [ForwardPart(each, tokens, _behind(each.next_row, parents)) for each in sequences]
+        mx.eval(made.evaluate_together(parts))
+        for each in sequences:
+            each.keep([each.next_row - len(tokens)], ())
+
+    assert seen
+    assert seen <= expected
+    assert types_of([cache.arrays for each in sequences for cache in each.caches]) <= kept
+
+
 @both_kinds
 @pytest.mark.parametrize("name", ["llama", "qwen3_5", "granitemoehybrid", "bailing_hybrid"])
 def test_a_path_that_was_accepted_in_part_leaves_what_its_tokens_leave(name: str, kind: mx.Dtype):
@@ -151,7 +173,11 @@ def _tree(made: LanguageModel) -> mx.array:
 def _part(made: LanguageModel) -> ForwardPart:
     sequence = made.sequence()
     sequence.prefill(PROMPT)
-    return ForwardPart(sequence, TREE, [row if row < 0 else sequence.next_row + row for row in PARENTS])
+    return ForwardPart(sequence, TREE, _behind(sequence.next_row, PARENTS))
+
+
+def _behind(first: int, parents: Sequence[int]) -> list[int]:
+    return [row if row < 0 else first + row for row in parents]
 
 
 @both_kinds
