@@ -7,7 +7,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from draft_worker.conditioned.engine import ConditionedEngine
@@ -17,71 +16,19 @@ from draft_worker.engine_interface import Batch
 from protocol.errors import InputError
 from protocol.messages.features import FINAL, FeatureForm
 from protocol.messages.sampling import Sampling
-from tests.support.models.architectures import configuration, tiny
+from tests.support.models.mtp_folders import (
+    ARCHITECTURES,
+    EMBEDDING,
+    HEAD,
+    VOCABULARY,
+    WIDTH,
+    mtp_beside,
+    mtp_config,
+    mtp_layer,
+    write_mtp,
+)
 
-WIDTH, VOCABULARY, LAYERS = 64, 96, 4
-_QWEN = {"embedding_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"}
-_DEEPSEEK = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"}
-ARCHITECTURES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v3", "glm4_moe")
-EMBEDDING = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(1))
-HEAD = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(2)) * 0.1
 STATES = mx.random.normal((40, WIDTH), key=mx.random.key(3))
-
-
-def _beside() -> dict[str, Any]:
-    """The tensors beside the decoder layer, by our names."""
-    mx.random.seed(7)
-    norms = {f"{name}.weight": 1.0 + 0.1 * mx.random.normal((WIDTH,)) for name in _QWEN if name != "fc"}
-    return norms | {"fc.weight": 0.1 * mx.random.normal((WIDTH, 2 * WIDTH))}
-
-
-def _layer(name: str) -> Any:
-    """The last layer of a tiny model: full attention, and experts where the architecture has any."""
-    model = tiny(name)
-    return getattr(model, "language_model", model).model.layers[-1]
-
-
-def _published(name: str, layer: Any) -> dict[str, Any]:
-    """The decoder layer's tensors as the original checkpoint has them."""
-    flat: Any = dict(tree_flatten(layer.parameters()))
-    stored = {}
-    for key, values in flat.items():
-        if "switch_mlp" in key and name == "qwen3_5_moe":
-            continue
-        if "switch_mlp" in key:
-            projection = key.split(".")[-2]
-            stored |= {f"mlp.experts.{number}.{projection}.weight": each for number, each in enumerate(values)}
-        elif "embed_q" not in key and "unembed_out" not in key:
-            stored[key] = values - 1.0 if name.startswith("qwen") and "norm" in key else values
-    if name == "qwen3_5_moe":
-        pair = [flat[f"mlp.switch_mlp.{side}_proj.weight"] for side in ("gate", "up")]
-        stored["mlp.experts.gate_up_proj"] = mx.concatenate(pair, axis=-2)
-        stored["mlp.experts.down_proj"] = flat["mlp.switch_mlp.down_proj.weight"]
-    if name == "deepseek_v3":
-        keys, values = flat["self_attn.embed_q.weight"].swapaxes(-1, -2), flat["self_attn.unembed_out.weight"]
-        stored["self_attn.kv_b_proj.weight"] = mx.concatenate([keys, values], axis=1).reshape(-1, keys.shape[-1])
-    return stored
-
-
-def _config(name: str) -> dict[str, Any]:
-    config = configuration(name)
-    number = "mtp_num_hidden_layers" if name.startswith("qwen") else "num_nextn_predict_layers"
-    config.get("text_config", config)[number] = 1
-    return config
-
-
-def _write(folder: Path, name: str) -> Path:
-    qwen = name.startswith("qwen")
-    prefix, names = ("mtp", _QWEN) if qwen else (f"model.layers.{LAYERS}", _DEEPSEEK)
-    inner = f"{prefix}.layers.0" if qwen else prefix
-    weights = {f"{inner}.{key}": values for key, values in _published(name, _layer(name)).items()}
-    for key, values in _beside().items():
-        published = f"{prefix}.{names[key.removesuffix('.weight')]}.weight"
-        weights[published] = values - 1.0 if qwen and values.ndim == 1 else values
-    weights["model.embed_tokens.weight"] = EMBEDDING
-    (folder / "config.json").write_text(json.dumps(_config(name)))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    return folder
 
 
 def _borrowing(folder: Path) -> MtpHead:
@@ -92,7 +39,7 @@ def _borrowing(folder: Path) -> MtpHead:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path, name: str):
-    network, layer, beside = _borrowing(_write(tmp_path, name)), _layer(name), _beside()
+    network, layer, beside = _borrowing(write_mtp(tmp_path, name)), mtp_layer(name), mtp_beside()
     eps = network.norm.eps
     tokens, cache = [5, 17, 3, 90, 44, 8], KVCache()
     expected = []
@@ -113,8 +60,8 @@ def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3", "glm4_moe"])
 def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, name: str):
-    folder = _write(tmp_path, name)
-    config, file = _config(name), folder / "config.json"
+    folder = write_mtp(tmp_path, name)
+    config, file = mtp_config(name), folder / "config.json"
     rope = {"rope_theta": 5_432.0, "partial_rotary_factor": config.pop("partial_rotary_factor", 1.0)}
     older, newer = config | rope | {"rope_scaling": None}, config | {"rope_parameters": rope}
     del newer["rope_theta"]
@@ -130,7 +77,7 @@ def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, nam
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_trees_equal_their_paths(tmp_path: Path, name: str):
-    network = _borrowing(_write(tmp_path, name))
+    network = _borrowing(write_mtp(tmp_path, name))
     form = FeatureForm((FINAL,), WIDTH)
     sizes: Any = {"width": WIDTH, "vocabulary": VOCABULARY, "context": 512}
     runner = ConditionedRunner(network, tmp_path, features=form, architecture="mtp", **sizes)
@@ -153,7 +100,7 @@ def test_trees_equal_their_paths(tmp_path: Path, name: str):
 
 
 def test_a_checkpoint_without_a_head_and_an_unknown_one_get_a_sentence(tmp_path: Path):
-    folder = _write(tmp_path, "glm4_moe")
+    folder = write_mtp(tmp_path, "glm4_moe")
     stored: Any = mx.load(str(folder / "model.safetensors"))
     for gone in stored:
         if "embed_tokens" not in gone:

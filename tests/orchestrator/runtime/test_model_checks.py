@@ -11,16 +11,22 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from draft_worker.drafter_examination import examine
+from draft_worker.__main__ import open_engine
+from draft_worker.drafter_examination import examine, own_text
 from orchestrator.cli.app import cli
+from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime import model_checks
-from orchestrator.runtime.model_checks import described, draft_finding, target_finding, told
+from orchestrator.runtime.model_checks import described, draft_findings, target_finding, told
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
-from protocol.contracts.model_report import ModelRefusal, ModelReport
+from protocol.contracts.model_report import Loaded, ModelRefusal, ModelReport
 from protocol.messages.base import Level
+from protocol.worker.process import WorkerSetup
 from target_worker import model_examination
+from tests.support.models.block_files import write_block
 from tests.support.models.drafter_files import FORMATS, VOCABULARY, WIDTH, layer, write
+from tests.support.models.fitted_drafters import fit_block
+from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
@@ -42,14 +48,47 @@ def asked(*arguments: str, **environment: str) -> list[Any]:
     return json.loads(result.stdout)
 
 
-def test_beside_a_target_the_layers_are_known_and_the_fit(tmp_path: Path, target: Path):
+def test_beside_a_target_the_layers_are_known_and_the_fit(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(model_checks, "_examination", lambda *_: Loaded())
     config, tensors = FORMATS["safeailab"]()
     folder = write(tmp_path / "drafter", (config, tensors | {"embed_tokens.weight": (VOCABULARY, WIDTH)}))
-    alone, beside = draft_finding(str(folder)), draft_finding(str(folder), str(target))
+    (alone,), (beside, keys) = draft_findings(str(folder)), draft_findings(str(folder), str(target))
 
-    assert "3 outputs (a low, a middle and a high one) of the target" in alone.text
+    assert "three outputs (a low, a middle and a high one) of the target" in alone.text
     assert "the outputs of layers 1, 3, 4 (from 0)" in beside.text
     assert beside.text.endswith("It fits this target.")
+    assert "\ndraft_vocab_size 24: other values are refused\n" in keys.text
+    assert keys.text.endswith("\nNot used: architectures ['LlamaForCausalLMEagle3'].")
+
+
+def test_a_key_that_is_read_wrongly_is_a_warning_here_and_at_each_start(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, target = tmp_path / "drafter", tmp_path / "target"
+    model = write_target(target, num_hidden_layers=6)
+    network = block_network(block_form("z-lab", outputs=(1, 3), target_layers=6, block=8))
+    fit_block(network, model, own_text(target).tokens)
+    write_block(folder, network, ends_of(model), {})
+    config = json.loads((folder / "config.json").read_text())
+    monkeypatch.setattr(model_checks, "_examination", lambda role, module, *arguments: examine(*arguments))
+
+    def start() -> str:
+        return draft_choice("auto", str(folder), target=target).note
+
+    assert "was never checked" in start()
+    for block, status in ((16, "warn"), (8, "ok")):
+        (folder / "config.json").write_text(json.dumps(config | {"block_size": block}))
+        _, keys, reading = draft_findings(str(folder), str(target))
+
+        assert f"block_size {block}: block {block}\n" in keys.text
+        assert (reading.status, start()) == (status, reading.text if status == "warn" else ""), reading.text
+        assert ("block_size of" in reading.text and "with 8 " in reading.text) == (status == "warn")
+    engine = open_engine(
+        WorkerSetup(address="", epoch=0, incarnation=0, engine="block", model=str(folder), target=str(target))
+    )
+    assert 0.3 < engine.expected < 1
 
 
 @pytest.mark.parametrize(
@@ -58,10 +97,8 @@ def test_beside_a_target_the_layers_are_known_and_the_fit(tmp_path: Path, target
         (
             "specforge",
             "drafter holds an EAGLE-3 drafter (SafeAILab format) for the draft engine eagle3.|"
-            "the outputs of layers 0, 2, 5 (from 0) of the target, 96 bytes a token in 16 bits|"
-            "It drafts 24 of 40 tokens.",
+            "the outputs of layers 0, 2, 5 (from 0) of the target, 96 bytes a token in 16 bits",
         ),
-        ("dspark", "One forward guesses 7 tokens."),
         ("qwen_mtp", "the last output behind the final norm of the target, 32 bytes a token"),
         ("early_exit", "It is the target's first 2 layers, and reads none of its states."),
     ],
@@ -74,8 +111,8 @@ def test_each_kind_is_told_in_its_own_words(tmp_path: Path, form: str, words: st
 
 
 def test_an_ordinary_model_and_one_with_a_head_of_its_own(target: Path):
-    assert "is a language model: it reads tokens alone" in draft_finding(str(DEMO_DRAFT)).text
-    assert "It has an MTP head too" in draft_finding(str(target)).text
+    assert "is a language model: it reads tokens alone" in draft_findings(str(DEMO_DRAFT))[0].text
+    assert "It has an MTP head too" in draft_findings(str(target))[0].text
     drafter = read_drafter(target, with_own_head=True)
     assert drafter is not None
     assert "holds an MTP head (Qwen format)" in told(target, drafter, None)
@@ -85,19 +122,19 @@ def test_a_head_of_an_architecture_that_is_not_run_is_no_draft(target: Path):
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(config | {"model_type": "mimo"}))
 
-    assert "MTP head" not in draft_finding(str(target)).text
+    assert "MTP head" not in draft_findings(str(target))[0].text
     assert not has_own_head(target)
 
 
 @pytest.mark.parametrize("name", ["exit", "exit:3"])
 def test_an_exit_is_an_exit_of_a_target(name: str):
-    finding = draft_finding(name)
+    (finding,) = draft_findings(name)
 
     assert (finding.status, finding.text) == (
         "fail",
         f"{name} is the target's own first layers: name the target too (--target).",
     )
-    assert "It is the target's first" in draft_finding(name, str(DEMO_TARGET)).text
+    assert "It is the target's first" in draft_findings(name, str(DEMO_TARGET))[0].text
 
 
 @pytest.mark.parametrize(
@@ -118,8 +155,8 @@ def test_beside_a_target_what_only_loading_finds_is_a_failure(
     folder = write(tmp_path / "drafter", (config | options, tensors))
     monkeypatch.setattr(model_checks, "_examination", lambda role, module, *arguments: examine(*arguments))
 
-    assert draft_finding(str(folder)).status == "ok"
-    finding = draft_finding(str(folder), str(target))
+    assert draft_findings(str(folder))[0].status == "ok"
+    finding, *_ = draft_findings(str(folder), str(target))
     assert (finding.status, words in finding.text) == ("fail", True), finding.text
 
 
@@ -134,7 +171,7 @@ def test_what_is_wrong_with_a_drafter_is_a_failure_with_its_sentence(tmp_path: P
         (write(tmp_path / "other", FORMATS["dspark"]()), str(DEMO_TARGET), "does not fit the target"),
         (write(tmp_path / "split", (split, renamed)), None, "an MTP head in mlx-vlm's own packaging (qwen3_5_mtp)"),
     ):
-        finding = draft_finding(str(folder), beside)
+        finding, *_ = draft_findings(str(folder), beside)
 
         assert words in finding.text
         assert finding.status == "fail"
