@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from draft_worker import drafter_examination
-from draft_worker.drafter_examination import OwnText, checked
-from draft_worker.engine_interface import Batch, Engine
+from draft_worker.drafter_examination import OwnText, checked, own_text
 from draft_worker.engines import block, eagle3, mtp
 from protocol.contracts.drafters.readings import other_readings
-from protocol.messages.sampling import Sampling
+from protocol.messages.features import FINAL
 from protocol.worker.process import WorkerSetup
 from tests.support.models import drafter_files, eagle3_folders, mtp_folders, tiny_models
+from tests.support.models.fitted_drafters import continued, features, guessed_text
 from tests.support.models.trained_drafters import WIDTH, write_block_folder, write_target
 
-LAYERS, OWN, PROMPT, BASE = 6, 48, 17, 10.0
+LAYERS, OWN, BASE = 6, 48, 10.0
 
 
 class Kind(NamedTuple):
@@ -80,25 +80,19 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         kind, folder, target = KINDS[name], tmp_path / "draft", tmp_path / "target"
         kind.write(folder, write_target(target, rope_theta=BASE, **kind.sizes))
         setup = WorkerSetup(address="", epoch=0, incarnation=0, engine="", model=str(folder), target=str(target))
-        return folder, target, _guessed(kind.engine.load(setup), kind.sizes)
+        return folder, target, guessed_text(kind.engine.load(setup), kind.sizes, OWN)
 
     return made
 
 
-def _guessed(engine: Engine, sizes: dict[str, int]) -> OwnText:
-    assert engine.features is not None
-    random, length = np.random.default_rng(1), PROMPT + OWN
-    tokens = random.integers(0, sizes["vocab_size"], PROMPT).tolist()
-    states = 2 * random.standard_normal((length, 1 + sizes["num_hidden_layers"], sizes["hidden_size"]), np.float32)
-    rows = states[:, [output + 1 for output in engine.features.outputs]].reshape(length, -1)
-    while len(tokens) < length:
-        root, sequence = len(tokens) - 1, engine.open(Sampling(), engine.vocabulary)
-        sequence.prefill(tokens[:root])
-        sequence.feed(0, rows[:root])
-        while sequence.unread:
-            sequence.read(root)
-        tokens.append(sequence.evaluate(Batch([], [tokens[root]], [-1], 1))[0].tokens[0])
-    return OwnText(tokens, states)
+def test_the_text_is_what_stock_mlx_lm_continues_with_its_states(tmp_path: Path):
+    model = write_target(tmp_path, num_hidden_layers=3)
+
+    tokens, states = own_text(tmp_path)
+
+    prompt = len(tokens) - drafter_examination._OWN
+    assert tokens == continued(model, tokens[:prompt], len(tokens))
+    assert np.allclose(states.reshape(len(tokens), -1), features(model, tokens, (FINAL, 0, 1, 2)), atol=1e-3)
 
 
 MISREAD = [

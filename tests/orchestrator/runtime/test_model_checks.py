@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from draft_worker import drafter_examination
 from draft_worker.__main__ import open_engine
-from draft_worker.drafter_examination import examine, own_text
+from draft_worker.drafter_examination import examine
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.target import MEANINGS
@@ -23,10 +24,9 @@ from protocol.contracts.model_report import Loaded, ModelRefusal, ModelReport
 from protocol.messages.base import Level
 from protocol.worker.process import WorkerSetup
 from target_worker import model_examination
-from tests.support.models.block_files import write_block
 from tests.support.models.drafter_files import FORMATS, VOCABULARY, WIDTH, layer, write
-from tests.support.models.fitted_drafters import fit_block
-from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target
+from tests.support.models.fitted_drafters import guessed_text
+from tests.support.models.trained_drafters import write_block_folder, write_target
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
@@ -68,27 +68,25 @@ def test_a_key_that_is_read_wrongly_is_a_warning_here_and_at_each_start(
 ):
     folder, target = tmp_path / "drafter", tmp_path / "target"
     model = write_target(target, num_hidden_layers=6)
-    network = block_network(block_form("z-lab", outputs=(1, 3), target_layers=6, block=8))
-    fit_block(network, model, own_text(target).tokens)
-    write_block(folder, network, ends_of(model), {})
+    write_block_folder(folder, "z-lab", model, outputs=(1, 3), target_layers=6)
     config = json.loads((folder / "config.json").read_text())
+    setup = WorkerSetup(address="", epoch=0, incarnation=0, engine="block", model=str(folder), target=str(target))
+    text = guessed_text(open_engine(setup), vars(model.args), 64)
+    monkeypatch.setattr(drafter_examination, "own_text", lambda _: text)
     monkeypatch.setattr(model_checks, "_examination", lambda role, module, *arguments: examine(*arguments))
 
     def start() -> str:
         return draft_choice("auto", str(folder), target=target).note
 
     assert "was never checked" in start()
-    for block, status in ((16, "warn"), (8, "ok")):
+    for block, status in ((8, "warn"), (4, "ok")):
         (folder / "config.json").write_text(json.dumps(config | {"block_size": block}))
         _, keys, reading = draft_findings(str(folder), str(target))
 
         assert f"block_size {block}: block {block}\n" in keys.text
         assert (reading.status, start()) == (status, reading.text if status == "warn" else ""), reading.text
-        assert ("block_size of" in reading.text and "with 8 " in reading.text) == (status == "warn")
-    engine = open_engine(
-        WorkerSetup(address="", epoch=0, incarnation=0, engine="block", model=str(folder), target=str(target))
-    )
-    assert 0.3 < engine.expected < 1
+        assert ("block_size of" in reading.text and "with 4 " in reading.text) == (status == "warn")
+    assert open_engine(setup).expected == 1.0
 
 
 @pytest.mark.parametrize(
