@@ -86,7 +86,8 @@ def own_text(folder: Path) -> OwnText:
 def checked(engine: str, folder: str, target: str, text: OwnText) -> Loaded:
     """With the plausible reading that makes most guesses right, if it is clearly better than the reading as it is."""
     hits, best = right_guesses(_loaded(engine, folder, target), text), 0
-    guessed = f"{_share(hits)} guesses of the target's own text are right, and no other reading has clearly more."
+    share = "{} of {} guesses of the target's own text are right".format
+    guessed = f"{share(hits.sum(), hits.size)}, and no other reading has clearly more."
     for key, read, value, config in other_readings(Path(folder), Path(target), with_own_head=engine == "mtp"):
         with TemporaryDirectory() as place, suppress(InputError):  # Its tensors may fit the sizes as they were read.
             shutil.copytree(Path(folder).absolute(), place, copy_function=os.symlink, dirs_exist_ok=True)
@@ -101,14 +102,10 @@ def checked(engine: str, folder: str, target: str, text: OwnText) -> Loaded:
                 best = int(gain.sum())
                 guessed = (
                     f"{key} of the draft's config.json is probably wrong, or read wrongly: as read ({read}) "
-                    f"{_share(mine)} guesses of the target's own text are right, and with {value} {mine.sum() + best}. "
+                    f"{share(mine.sum(), mine.size)}, and with {value} {mine.sum() + best}. "
                     "Tokens stay right: compare the key with the drafter's source."
                 )
     return Loaded(guessed=guessed, wrong=best > 0, first=float(hits[:, 0].mean()))
-
-
-def _share(hits: np.ndarray) -> str:
-    return f"{hits.sum()} of {hits.size}"
 
 
 def right_guesses(engine: Any, text: OwnText) -> np.ndarray:
