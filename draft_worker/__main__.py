@@ -4,11 +4,13 @@ import importlib
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 from draft_worker.engine_interface import Engine
 from draft_worker.features import attached_ring
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine
+from protocol.contracts.model_report import recorded
 from protocol.inference.light_import import import_models
 from protocol.worker.failed_calls import SurvivingWorker
 from protocol.worker.interface import Worker
@@ -36,6 +38,8 @@ def open_engine(setup: WorkerSetup) -> Engine:
         import_models()
     began = time.perf_counter()
     engine: Engine = importlib.import_module(f"draft_worker.engines.{setup.engine}").load(setup)
+    if runs == "drafter" and (check := recorded(Path(setup.model), Path(setup.target or setup.model))) is not None:
+        engine.expected = check.first
     if runs in ("checkpoint", "drafter"):
         from protocol.inference.device import BESIDE_TARGET, wire
 

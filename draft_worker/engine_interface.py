@@ -192,6 +192,9 @@ class Engine(StatedModel, ABC):
     costs: tuple[tuple[int, float], ...] = ()
     """Seconds of a forward by its tokens, as measured after loading; empty if nothing was measured."""
 
+    expected: float = 0.0
+    """Share of right first guesses that `doctor` found; 0 if it was not asked."""
+
     @abstractmethod
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
         """A new, empty sequence for a request that a target of `vocabulary` tokens samples by `sampling`."""

@@ -103,7 +103,7 @@ class ReceivedBlocks:
         self._blocks = []
 
 
-_LARGEST = 6e4
+LARGEST = 6e4
 """Half precision ends at 65,504; states of a healthy model are below."""
 HOLD_SECONDS = 0.15
 """How long the first growth step below a new root waits for the features of the tokens before that root."""
@@ -179,7 +179,7 @@ class FeatureFeed:
             position, count = self._rolling.run(index, length)
             first, rows = self._read(position, position + count)
             if rows is not None:
-                engine.feed(index + first - position, rows.clip(-_LARGEST, _LARGEST))
+                engine.feed(index + first - position, rows.clip(-LARGEST, LARGEST))
                 count = first - position + len(rows)
             index += count
         self._complete = engine.staleness == 0 or self._announced >= length

@@ -315,28 +315,26 @@ class AcceptanceCheck:
     A drafter that was made for another target of the same family has the right sizes, so that only this tells.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: float = 0.0) -> None:
+        """`expected`: share of right guesses, as far as it is known. The drafter should make half of them."""
+        fitting, foreign = max(_FITTING, expected * 2 / 3), max(_FOREIGN, expected / 3)
+        self._by_guess = math.log((1 - foreign) / (1 - fitting)), math.log(foreign / fitting)
         self._guesses = self._right = 0
         self._evidence = 0.0
-        self._over = False
-        self._report: Unfit | None = None
+        self._reported = False
 
     def observe(self, right: bool) -> None:
         """One guess, made without prompt lookup, which is right beside any drafter where text repeats itself."""
-        if self._over:
-            return
-        self._guesses += 1
-        self._right += right
-        self._evidence += math.log(_FOREIGN / _FITTING) if right else math.log((1 - _FOREIGN) / (1 - _FITTING))
-        if self._evidence >= _EVIDENCE:
-            self._report = Unfit(self._guesses, self._right)
-        self._over = self._evidence >= _EVIDENCE or self._guesses == _CHECKED
+        if self._guesses < _CHECKED and self._evidence < _EVIDENCE:
+            self._guesses += 1
+            self._right += right
+            self._evidence += self._by_guess[right]
 
     def report(self) -> Iterator[Unfit]:
-        """Once, if the drafter seems to be another target's."""
-        found, self._report = self._report, None
-        if found is not None:
-            yield found
+        """Once, if the drafter seems to be another target's, or is read wrongly."""
+        if self._evidence >= _EVIDENCE and not self._reported:
+            self._reported = True
+            yield Unfit(self._guesses, self._right)
 
 
 class FeatureFedSequence(DraftSequence):

@@ -51,7 +51,7 @@ class DraftWorker:
         self._queue: deque[RequestId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes how often a guess with a given probability comes true."""
-        self._check = AcceptanceCheck()
+        self._check = AcceptanceCheck(engine.expected)
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close(), pool)
         self._at_work: tuple[RequestId, ...] = ()
         """Sequences whose KV the present call changes."""

@@ -329,8 +329,9 @@ class Orchestrator:
 
 def _unfit_text(guesses: int, right: int) -> str:
     return (
-        f"Of the draft's first {guesses} guesses {right} were right, so it was probably trained for another target of "
-        "this size. Tokens stay right, but it hardly helps: `launch-pipeline pairs` lists drafters by their target."
+        f"Of the draft's first {guesses} guesses {right} were right, so few that it was probably trained for another "
+        "target of this size, or is read wrongly. Tokens stay right, but it hardly helps: `launch-pipeline doctor "
+        "--draft X --target MODEL` checks how it is read, and `launch-pipeline pairs` lists drafters by their target."
     )
 
 

@@ -21,12 +21,14 @@ from orchestrator.machine.neural_engine import EXAMINER, LIMITS, PREDICTS, Limit
 from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime.memory_plan import kept_alone
 from protocol.child_process import module_command
-from protocol.contracts.coreml import OnProgress, record, silent
+from protocol.contracts.coreml import OnProgress, silent
+from protocol.contracts.coreml import record as record_verdict
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
+from protocol.contracts.drafters.readings import keys_as_read
 from protocol.contracts.engines import AUTO
 from protocol.contracts.model_folder import ModelFolder, TargetShape
-from protocol.contracts.model_report import Loaded, ModelRefusal, ModelReport
+from protocol.contracts.model_report import Loaded, ModelRefusal, ModelReport, record
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.shown_names import model_name
@@ -100,10 +102,11 @@ def described(folder: Path, report: ModelReport | ModelRefusal) -> Check:
     )
 
 
-def draft_finding(name: str, target: str | None = None, on_progress: OnProgress = silent) -> Check:
+def draft_findings(name: str, target: str | None = None, on_progress: OnProgress = silent) -> list[Check]:
     """`doctor --draft MODEL`: what kind of draft it is, what it reads of its target, and whether the two fit.
 
-    `target`: the name of the target, if it is asked for beside one. Both may be downloaded for it.
+    `target`: the name of the target, if it is asked for beside one. Both may be downloaded for it. Then also each key
+    of the drafter's config.json as it was read, and whether another reading guesses more of the target's own text.
     """
     try:
         if target is not None:
@@ -111,24 +114,37 @@ def draft_finding(name: str, target: str | None = None, on_progress: OnProgress 
             assert choice.folder is not None
             shape = ModelFolder(choice.target).shape if choice.target is not None else None
             finding = _described(choice.folder, shape, own_head=choice.engine == "mtp")
-            if choice.target is None or is_converted(choice.folder) or not complete(choice.target):
-                return finding
-            return _refused(choice.engine, choice.folder, choice.target) or finding
+            if choice.target is None or is_converted(choice.folder):
+                return [finding]
+            findings = [finding, _keys(choice.folder, own_head=choice.engine == "mtp")]
+            if not complete(choice.target):
+                return findings
+            return _loaded(choice.engine, choice.folder, choice.target, findings)
         folder = Path(name).expanduser()
-        return _described(folder if is_converted(folder) else resolve(name, "draft", on_progress), None)
+        return [_described(folder if is_converted(folder) else resolve(name, "draft", on_progress), None)]
     except InputError as error:
-        return Check("draft", "fail", str(error))
+        return [Check("draft", "fail", str(error))]
 
 
-def _refused(engine: str, folder: Path, target: Path) -> Check | None:
-    """Why a worker can't load a trained drafter whose headers fit; None if it can."""
+def _keys(folder: Path, *, own_head: bool) -> Check:
+    keys = [*keys_as_read(folder, with_own_head=own_head)]
+    lines = [f"{key} {value}: {use}" for key, value, use in keys if use]
+    unused = ", ".join(f"{key} {value}" for key, value, use in keys if not use)
+    return Check("keys", "ok", "\n".join([*lines, f"Not used: {unused or 'none'}."]))
+
+
+def _loaded(engine: str, folder: Path, target: Path, findings: list[Check]) -> list[Check]:
+    """`findings` and what a process finds that loads a trained drafter and its target; if it can't, that alone."""
     match _examination("draft", "draft_worker.drafter_examination", engine, str(folder), str(target)):
         case ModelRefusal(text=text):
-            return Check("draft", "fail", text)
-        case None:
-            return _not_loaded("draft", folder)
+            return [Check("draft", "fail", text)]
+        case Loaded(guessed=""):
+            return findings
+        case Loaded() as report:
+            record(folder, target, report)
+            return [*findings, Check("reading", "warn" if report.wrong else "ok", report.guessed)]
         case _:
-            return None
+            return [_not_loaded("draft", folder)]
 
 
 def _described(folder: Path, target: TargetShape | None, *, own_head: bool = False) -> Check:
@@ -146,33 +162,15 @@ def _described(folder: Path, target: TargetShape | None, *, own_head: bool = Fal
 
 def told(folder: Path, drafter: Drafter, target: TargetShape | None) -> str:
     """What the drafter is, in sentences. `target`: the one that it fits, if it is known."""
-    parts = [
-        f"{model_name(folder)} holds {drafter.name} ({drafter.format} format) for the draft engine {drafter.engine}.",
-        f"It reads {_outputs(drafter, target)} of the target, {drafter.feature_bytes:,} bytes a token in 16 bits.",
-    ]
-    if drafter.drafted is not None and drafter.target_vocabulary is not None:
-        parts.append(f"It drafts {drafter.drafted:,} of {drafter.target_vocabulary:,} tokens.")
-    if drafter.block > 1:
-        parts.append(f"One forward guesses {drafter.block} tokens.")
-    read, head = (drafter.read, "") if target is None else (drafter.read_beside(target), ", head included")
-    parts.append(
-        f"A growth step reads {_millions(read)} parameters{head}; its files hold {_millions(drafter.parameters)}."
-    )
-    parts.append("It fits this target." if target is not None else "With --target it is checked against a target.")
-    return " ".join(parts)
-
-
-def _outputs(drafter: Drafter, target: TargetShape | None) -> str:
-    if drafter.stated_outputs is None and target is None:
-        return f"{drafter.count} outputs (a low, a middle and a high one)"
-    outputs = drafter.outputs(target) if target is not None else drafter.stated_outputs or ()
+    held = f"{model_name(folder)} holds {drafter.name} ({drafter.format} format) for the draft engine {drafter.engine}."
+    fits = "It fits this target." if target is not None else "With --target it is checked against a target."
+    outputs = drafter.stated_outputs if target is None else drafter.outputs(target)
+    read, count = "three outputs (a low, a middle and a high one)", 3
+    if outputs is not None:
+        read, count = f"the outputs of layers {', '.join(map(str, outputs))} (from 0)", len(outputs)
     if outputs == (FINAL,):
-        return "the last output behind the final norm"
-    return f"the outputs of layers {', '.join(map(str, outputs))} (from 0)"
-
-
-def _millions(parameters: int) -> str:
-    return f"{parameters / 1e6:,.1f} M"
+        read = "the last output behind the final norm"
+    return f"{held} It reads {read} of the target, {2 * count * drafter.width:,} bytes a token in 16 bits. {fits}"
 
 
 def examined(
@@ -197,6 +195,6 @@ def examined(
     findings = [*([Check("draft", "warn", note)] if note else []), *findings]
     if verdict is None:
         return [*findings, Check("verdict", "warn", "none is recorded: the failure may not come again", _AGAIN)]
-    core_ml, file = verdict.choice == "coreml", record(verdict)
+    core_ml, file = verdict.choice == "coreml", record_verdict(verdict)
     text = f"--draft-engine coreml {'uses Core ML' if core_ml else 'drafts in MLX'} here ({file})"
     return [*findings, Check("verdict", "ok" if core_ml else "warn", text)]

@@ -14,7 +14,7 @@ import msgspec
 from protocol.child_process import Failed
 from protocol.errors import InputError
 from protocol.paths import cache_folder
-from protocol.security.private_files import write_private
+from protocol.security.private_files import kept, write_private
 
 FOLDER_MODEL = "model.mlpackage"
 """A folder with this package is a converted model."""
@@ -257,7 +257,7 @@ def package_fingerprint(folder: Path) -> str:
 
 def recorded(place: ExaminedSystem) -> EngineVerdict | None:
     """The outcome of an earlier examination, if a readable one is recorded."""
-    return _read(_file(place))
+    return kept(_file(place), EngineVerdict)
 
 
 def record(verdict: EngineVerdict) -> Path:
@@ -271,14 +271,7 @@ def record(verdict: EngineVerdict) -> Path:
 def all_recorded() -> list[EngineVerdict]:
     """Every readable outcome, the latest last."""
     files = sorted((cache_folder() / "neural-engine").glob("*.json"), key=lambda file: file.stat().st_mtime)
-    return [verdict for file in files if (verdict := _read(file)) is not None]
-
-
-def _read(file: Path) -> EngineVerdict | None:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=EngineVerdict)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return [verdict for file in files if (verdict := kept(file, EngineVerdict)) is not None]
 
 
 def _file(place: ExaminedSystem) -> Path:

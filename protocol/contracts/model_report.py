@@ -1,8 +1,15 @@
-"""The report of a process that loads a target and finds its level, or loads a trained drafter. Plain types."""
+"""The report of a process that loads a target and finds its level, or loads a trained drafter and checks it. The check
+of a drafter is kept in a file."""
 
+import hashlib
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from protocol.contracts.model_folder import ModelFolder
+from protocol.paths import cache_folder
+from protocol.security.private_files import kept, write_private
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", forbid_unknown_fields=True):
@@ -29,3 +36,27 @@ class ModelRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal", for
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded", forbid_unknown_fields=True):
     """A trained drafter that can be served."""
+
+    guessed: str = ""
+    """Which of its guesses of a text that the target wrote are right, in a sentence; empty: it reads no states."""
+    wrong: bool = False
+    """Another reading of its config.json does better."""
+    first: float = 0.0
+    """Share of right first guesses, behind a token whose features are known."""
+
+
+def recorded(draft: Path, target: Path) -> Loaded | None:
+    """What `record` has kept of the two folders as they are now. Raises InputError if they can't be read."""
+    return kept(_file(draft, target), Loaded)
+
+
+def record(draft: Path, target: Path, report: Loaded) -> None:
+    file = _file(draft, target)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_private(file, msgspec.json.encode(report))
+
+
+def _file(draft: Path, target: Path) -> Path:
+    """Raises InputError for folders that can't be read."""
+    name = hashlib.sha256("".join(ModelFolder(each).fingerprint for each in (draft, target)).encode()).hexdigest()
+    return cache_folder() / "drafters" / f"{name}.json"

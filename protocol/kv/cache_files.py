@@ -14,7 +14,7 @@ import msgspec
 
 from protocol.errors import InputError
 from protocol.paths import PREFIXES_VARIABLE, cache_folder
-from protocol.security.private_files import private_folder, write_private
+from protocol.security.private_files import kept, private_folder, write_private
 
 _LABEL = "model.json"
 _MODEL_NAME = re.compile(r"[0-9a-f]{32}")
@@ -126,10 +126,8 @@ def files_of(folder: Path) -> Iterator[tuple[Path, int, float]]:
 
 def label_of(folder: Path) -> str:
     """What users call the model; empty if that is not known."""
-    try:
-        return msgspec.json.decode((folder / _LABEL).read_bytes(), type=_Label).model
-    except (OSError, msgspec.MsgspecError):
-        return ""
+    label = kept(folder / _LABEL, _Label)
+    return "" if label is None else label.model
 
 
 def _files(root: Path) -> Iterator[tuple[Path, int, float]]:

@@ -208,7 +208,8 @@ class Verdict(Message, frozen=True):
 
 
 class Unfit(Message, frozen=True):
-    """So few of a trained draft's guesses are right that it was probably made for another target. Sent once."""
+    """So few of a trained draft's guesses are right that it was probably made for another target, or is read
+    wrongly. Sent once."""
 
     guesses: Annotated[int, Meta(ge=1, le=1 << 20)]
     right: Count

@@ -7,9 +7,13 @@ import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import msgspec
 
 from protocol.errors import InputError
+
+_Form = TypeVar("_Form")
 
 
 def is_private(found: os.stat_result) -> bool:
@@ -90,6 +94,14 @@ def replacing(file: Path, unfinished: Path | None = None, *, replace: bool = Tru
                 os.link(path, file)
     finally:
         path.unlink(missing_ok=True)
+
+
+def kept(file: Path, form: type[_Form]) -> _Form | None:
+    """What an earlier `write_private` has left in JSON; None if it is missing or damaged."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=form)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def write_private(file: Path, *pieces: bytes | memoryview, replace: bool = True) -> None:

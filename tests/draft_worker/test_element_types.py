@@ -54,7 +54,7 @@ def eagle3(write: Callable[..., Path], borrowed: tuple[str, ...], folder: Path, 
 
 def mtp(name: str, folder: Path, target: Path) -> None:
     folder.mkdir()
-    mtp_folders.write(folder, name)
+    mtp_folders.write_mtp(folder, name)
     write_target(target, hidden_size=mtp_folders.WIDTH, vocab_size=mtp_folders.VOCABULARY)
 
 

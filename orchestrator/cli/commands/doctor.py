@@ -38,7 +38,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     launch-pipeline doctor --draft MODEL --target MODEL
     """
     from orchestrator.runtime.doctor import examine
-    from orchestrator.runtime.model_checks import draft_finding, target_finding
+    from orchestrator.runtime.model_checks import draft_findings, target_finding
 
     print_notes(without_effect())
     named = _named(target, "target"), _named(draft, "draft")
@@ -48,7 +48,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
             if named[0] is not None:
                 findings.append(target_finding(named[0], bar))
             if named[1] is not None:
-                findings.append(draft_finding(named[1], named[0], bar))
+                findings += draft_findings(named[1], named[0], bar)
     else:
         findings = _neural_engine(draft, quiet=as_json) if neural_engine else examine()
     if as_json:

@@ -15,7 +15,7 @@ from orchestrator.lab.first_light.report import LightReport, Run, StageReport
 from orchestrator.lab.first_light.stages import LightSettings
 from orchestrator.machine import hardware as machine_facts
 from protocol.errors import InputError
-from protocol.security.private_files import write_private
+from protocol.security.private_files import kept, write_private
 
 REPORT, PAGE, _RUN = "report.json", "index.html", "run.json"
 _STAGES, _LOGS = "stages", "logs"
@@ -44,7 +44,7 @@ class LightFolder:
         for candidate in _candidates(path):
             if not candidate.exists():
                 return cls._new(candidate, run, redactor)
-            earlier = _run(candidate)
+            earlier = kept(candidate / _RUN, Run)
             if earlier is None and candidate == path:
                 if candidate.is_dir() and not any(candidate.iterdir()):
                     return cls._new(candidate, run, redactor)
@@ -70,8 +70,7 @@ class LightFolder:
         """The results that are there, by stage. A damaged one is measured again."""
         found: dict[str, StageReport] = {}
         for file in sorted((self.path / _STAGES).glob("*.json")):
-            with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-                report = msgspec.json.decode(file.read_bytes(), type=StageReport)
+            if (report := kept(file, StageReport)) is not None:
                 found[report.stage] = report
         return found
 
@@ -122,13 +121,6 @@ def _candidates(path: Path) -> Iterator[Path]:
     yield path
     whole = path.resolve()
     yield from (whole.with_name(f"{whole.name}-{number}") for number in count(2))
-
-
-def _run(folder: Path) -> Run | None:
-    try:
-        return msgspec.json.decode((folder / _RUN).read_bytes(), type=Run)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 _LIBRARIES = ("mlx", "mlx-lm", "coremltools", "numpy")

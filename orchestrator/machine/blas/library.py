@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from protocol.paths import cache_folder
-from protocol.security.private_files import write_private
+from protocol.security.private_files import kept, write_private
 
 HOW_TO_GET_ONE = "install OpenBLAS (Debian, Ubuntu: libopenblas0-pthread; Fedora: openblas-threads; Alpine: openblas)"
 _THREAD_TIMEOUT = "14"
@@ -126,7 +126,7 @@ def _loaded(candidate: _Candidate | None) -> Blas | None:
         return None
     state = candidate.file.stat()
     key = f"{candidate.file} {state.st_size} {state.st_mtime_ns}"
-    known = _known()
+    known = kept(cache_folder() / _RECORD, dict[str, str]) or {}
     version = known.get(key)
     if version is None:
         version = _tried(*candidate.environment.items())
@@ -137,13 +137,6 @@ def _loaded(candidate: _Candidate | None) -> Blas | None:
             cache_folder().mkdir(parents=True, exist_ok=True)
             write_private(cache_folder() / _RECORD, msgspec.json.encode({**known, key: version}))
     return Blas(version, candidate.origin, candidate.environment)
-
-
-def _known() -> dict[str, str]:
-    """The version of each library that loaded before."""
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode((cache_folder() / _RECORD).read_bytes(), type=dict[str, str])
-    return {}
 
 
 @functools.cache

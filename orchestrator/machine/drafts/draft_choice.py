@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.checkpoints import complete, resolve
 from orchestrator.machine.default_target import default_target
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import (
@@ -21,6 +21,7 @@ from protocol.contracts.drafters.description import Drafter
 from protocol.contracts.drafters.detection import has_own_head, is_drafter, read_drafter
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.contracts.model_folder import ModelFolder, stated_shape
+from protocol.contracts.model_report import recorded as recorded_check
 from protocol.errors import InputError
 
 _FIRST: DraftEngineName = "mlx"
@@ -207,7 +208,16 @@ def _trained_draft(
         return None
     target = _required(target, folder)
     drafter.fitting(folder, target)
-    return DraftChoice(drafter.engine, folder, target=target)
+    return DraftChoice(drafter.engine, folder, _reading_note(folder, target) if drafter.width else "", target=target)
+
+
+def _reading_note(folder: Path, target: Path) -> str:
+    """What `doctor` has found wrong with the drafter's config.json, or that it was not asked yet."""
+    report = recorded_check(folder, target)
+    if report is not None or not complete(target):
+        return report.guessed if report is not None and report.wrong else ""
+    command = f"launch-pipeline doctor --draft {folder} --target {target}"
+    return f"Whether the draft's config.json is read rightly was never checked: run `{command}` once."
 
 
 def _read(folder: Path, engine: DraftEngineName, target: Path | None) -> Drafter | None:

@@ -20,7 +20,6 @@ from msgspec import Meta
 
 from protocol.contracts.drafters.checkpoint import (
     SPECULATORS,
-    UNUSED,
     Count,
     DecoderConfig,
     DrafterCheckpoint,
@@ -110,7 +109,7 @@ def block(found: DrafterCheckpoint) -> Drafter:
     target_width = config.target_hidden_size or width
     found.require("fc.weight", (width, len(outputs) * target_width))
     found.need(*(f"layers.{layer}.self_attn.k_proj.weight" for layer in range(config.num_hidden_layers)))
-    drafted = found.drafted(config.draft_vocab_size, width, vocabulary)
+    found.drafted(config.draft_vocab_size, width, vocabulary)
     form = BlockForm(
         **found.decoder(config, config.num_hidden_layers, outputs, target_width),
         target_layers=config.num_target_layers,
@@ -135,20 +134,10 @@ def block(found: DrafterCheckpoint) -> Drafter:
         format=_format(published, form),
         form=form,
         width=target_width,
-        count=len(outputs),
         stated_outputs=outputs,
         target_layers=config.num_target_layers,
         target_vocabulary=vocabulary,
-        drafted=drafted,
         layers=config.num_hidden_layers,
-        block=form.rows,
-        parameters=found.parameters(UNUSED),
-        read=found.parameters(
-            (*UNUSED, "embed_tokens", "fc.", "markov_w1", "codebook"),
-            by_token=("lm_head", "markov_w2"),
-            tokens=drafted or vocabulary,
-        ),
-        own_head=found.has("lm_head.weight"),
     )
 
 

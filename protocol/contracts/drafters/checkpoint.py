@@ -1,6 +1,6 @@
 """A drafter's config.json and tensor headers, read with checks: what is missing or absurd gets a sentence."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -16,8 +16,6 @@ _Config = TypeVar("_Config")
 Size = Annotated[int, Meta(ge=1, le=1 << 20)]
 Count = Annotated[int, Meta(ge=1, le=1024)]
 LayerIds = Annotated[tuple[Annotated[int, Meta(ge=-1, le=1024)], ...], Meta(min_length=1, max_length=32)]
-_TABLES = ("d2t", "t2d")
-"""Tables between two vocabularies, which are no parameters."""
 UNUSED = ("verifier_lm_head", "verifier_norm", "t2d", "rotary_emb")
 """The first parts of names of tensors that speculators keeps of the target, or that follow from other tensors."""
 SPECULATORS = "speculators_model_type"
@@ -133,7 +131,12 @@ class DrafterCheckpoint(NamedTuple):
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor that must be there, as it is when its weights are not quantised."""
         self.need(name)
-        return self._unpacked(name)
+        tensor = self.tensors[name]
+        if f"{name.removesuffix('weight')}scales" not in self.tensors or tensor.type != "U32":
+            return tensor.shape
+        if "quantization" not in self.config:
+            raise self.wrong(f"its tensor {name} is quantised, and its config.json does not say how")
+        return (*tensor.shape[:-1], tensor.shape[-1] * 32 // self.decoded(_Quantized).quantization.bits)
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         found = self.shape(name)
@@ -172,30 +175,8 @@ class DrafterCheckpoint(NamedTuple):
         except (ValueError, TypeError) as error:
             raise self.wrong(str(error)) from error
 
-    def parameters(self, but: Iterable[str] = (), *, by_token: Iterable[str] = (), tokens: int | None = None) -> int:
-        """Of all tensors, less those whose names contain one of `but`. Of a tensor whose name contains one of
-        `by_token`, `tokens` rows count; None: all."""
-        left_out = (*but, *_TABLES)
-        names = [name for name in self.tensors if not name.endswith((".scales", ".biases"))]
-        counted = [name for name in names if not any(part in name for part in left_out)]
-        total = 0
-        for name in counted:
-            shape = self._unpacked(name)
-            if tokens is not None and any(part in name for part in by_token):
-                shape = (tokens, *shape[1:])
-            total += self.tensors[name]._replace(shape=shape).elements
-        return total
-
     def wrong(self, reason: str) -> InputError:
         return damaged(self.folder, self.name, reason)
-
-    def _unpacked(self, name: str) -> tuple[int, ...]:
-        tensor = self.tensors[name]
-        if f"{name.removesuffix('weight')}scales" not in self.tensors or tensor.type != "U32":
-            return tensor.shape
-        if "quantization" not in self.config:
-            raise self.wrong(f"its tensor {name} is quantised, and its config.json does not say how")
-        return (*tensor.shape[:-1], tensor.shape[-1] * 32 // self.decoded(_Quantized).quantization.bits)
 
 
 class _Quantization(msgspec.Struct):

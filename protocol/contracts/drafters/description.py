@@ -32,8 +32,6 @@ KINDS: Mapping[DrafterKind, KindFacts] = MappingProxyType(
 )
 FINAL = -1
 """`protocol.messages.features.FINAL`, which this layer can't import."""
-_FEATURE_BYTES = 2
-"""Of an element in fp16 or bf16."""
 
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -171,25 +169,15 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of its network."""
     width: int = 0
     """Elements of one output of the target."""
-    count: int = 0
-    """Outputs that it reads."""
     stated_outputs: tuple[int, ...] | None = None
     """Those, counted as `protocol.messages.features` counts them; None: they follow from the target's depth."""
     target_layers: int | None = None
     """Layers of its target; None: not stated."""
     target_vocabulary: int | None = None
-    drafted: int | None = None
-    """Tokens that it can draft; None: all of the target's."""
     layers: int = 1
     """Its own decoder layers."""
-    block: int = 1
-    """Tokens that one forward guesses behind one another."""
     parameters: int = 0
-    """In its files."""
-    read: int = 0
-    """Parameters that a growth step reads, less those of a head that is the target's."""
-    own_head: bool = False
-    """Its files have the head that makes logits. Otherwise the target's is used."""
+    """Of an MTP head, which shares its folder with a target."""
 
     @property
     def name(self) -> str:
@@ -198,11 +186,6 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def engine(self) -> str:
         return KINDS[self.kind].engine
-
-    @property
-    def feature_bytes(self) -> int:
-        """Bytes of one token's features, in 16 bits an element."""
-        return self.count * self.width * _FEATURE_BYTES
 
     def outputs(self, target: TargetShape) -> tuple[int, ...]:
         """The outputs of this target that it reads, ascending.
@@ -213,10 +196,6 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.stated_outputs is not None:
             return self.stated_outputs
         return (1, target.layers // 2 - 1, target.layers - 4)
-
-    def read_beside(self, target: TargetShape) -> int:
-        """Parameters that a growth step reads, the target's head included."""
-        return self.read + (0 if self.own_head else target.width * (self.drafted or target.vocabulary))
 
     def fitting(self, folder: Path, target: Path) -> TargetShape:
         """The shape of the model in the folder `target`. Raises InputError if this drafter, which is in `folder`, can't

@@ -1,6 +1,6 @@
 """Finds out what kind of drafter a folder holds, from config.json and the tensors' names. Reads no tensor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,13 +41,18 @@ def read_drafter(folder: Path, *, with_own_head: bool = False) -> Drafter | None
     that can't be read, for a drafter that is damaged, and for one of a kind that is not served.
     """
     config = ModelFolder(folder).config
-    stated = _stated(folder, config)
-    if stated is None and not states_mtp(config):
+    if _stated(folder, config) is None and not states_mtp(config):
         return None
-    found = DrafterCheckpoint.read(folder, (stated or _MTP).name, config)
+    return described(DrafterCheckpoint.read(folder, _MTP.name, config), with_own_head=with_own_head)
+
+
+def described(found: DrafterCheckpoint, *, with_own_head: bool = False) -> Drafter | None:
+    """As `read_drafter`, of a folder whose headers are read and which may have another config."""
+    stated = _stated(found.folder, found.config)
     if stated is not None:
-        return stated.read(found)
-    return mtp(found) if with_own_head or (has_mtp(found) and stands_alone(found)) else None
+        return stated.read(found._replace(name=stated.name))
+    own = states_mtp(found.config) and (with_own_head or (has_mtp(found) and stands_alone(found)))
+    return mtp(found) if own else None
 
 
 def has_own_head(folder: Path) -> bool:
@@ -72,7 +77,7 @@ def is_drafter(folder: Path) -> bool:
         return False
 
 
-def _stated(folder: Path, config: dict[str, Any]) -> _Reader | None:
+def _stated(folder: Path, config: Mapping[str, Any]) -> _Reader | None:
     """By what the config says of itself. Raises InputError for a kind that is not served."""
     architectures = _architectures(config)
     match config.get(SPECULATORS), config.get("model_type"):
@@ -97,7 +102,7 @@ def _stated(folder: Path, config: dict[str, Any]) -> _Reader | None:
     return _EAGLE3 if "draft_vocab_size" in config else None
 
 
-def _architectures(config: dict[str, Any]) -> tuple[str, ...]:
+def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     names = config.get("architectures")
     return tuple(name for name in names if isinstance(name, str)) if is_list(names) else ()
 

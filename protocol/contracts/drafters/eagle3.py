@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from protocol.contracts.drafters.checkpoint import (
     SPECULATORS,
-    UNUSED,
     Count,
     DecoderConfig,
     DrafterCheckpoint,
@@ -112,16 +111,10 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
         format="speculators" if nested else "DeepSpec" if deepspec else "SafeAILab",
         form=form,
         width=target_width,
-        count=count,
         stated_outputs=outputs,
         target_layers=config.num_target_layers,
         target_vocabulary=vocabulary,
-        drafted=drafted,
         layers=layer.num_hidden_layers,
-        block=form.depths,
-        parameters=found.parameters(UNUSED),
-        read=found.parameters((*UNUSED, "embed_tokens", "fc.")),
-        own_head=head,
     )
 
 
@@ -139,11 +132,8 @@ def published_name(name: str, first: str) -> str:
 def _depths(stated: object) -> int:
     """Tokens that one forward of a P-EAGLE guesses, as speculators states them."""
     methods = stated.get("proposal_methods") if is_object(stated) else None
-    for method in methods if is_list(methods) else ():
-        depths = method.get("speculative_tokens") if is_object(method) else None
-        if type(depths) is int and 1 <= depths <= _MAX_DEPTHS:
-            return depths
-    return _DEPTHS
+    found = (each.get("speculative_tokens") for each in (methods if is_list(methods) else ()) if is_object(each))
+    return next((depths for depths in found if type(depths) is int and 1 <= depths <= _MAX_DEPTHS), _DEPTHS)
 
 
 def _outputs(found: DrafterCheckpoint, config: _Config) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ They are part of the target's own checkpoint, or alone in a folder with its conf
 out.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -50,7 +51,7 @@ class _Text(msgspec.Struct):
     num_hidden_layers: Count
 
 
-def states_mtp(config: dict[str, Any]) -> bool:
+def states_mtp(config: Mapping[str, Any]) -> bool:
     """Whether a config.json says that the original checkpoint has such a head."""
     parts = [part for part in (config, config.get("text_config")) if is_object(part)]
     return any(type(part.get(name)) is int and part[name] > 0 for part in parts for name in _STATED)
@@ -86,20 +87,18 @@ def mtp(found: DrafterCheckpoint) -> Drafter:
     text = found.decoded(_Text, stated)
     joining, prefix, form = _joining(found)
     found.require(joining, (text.hidden_size, 2 * text.hidden_size))
-    own = found._replace(tensors={name: each for name, each in found.tensors.items() if name.startswith(prefix)})
-    layers = {part for name in own.tensors if (part := name.removeprefix(prefix)).startswith("layers.")}
+    own = [name for name in found.tensors if name.startswith(prefix) and not name.endswith((".scales", ".biases"))]
+    layers = {part.split(".")[1] for name in own if (part := name.removeprefix(prefix)).startswith("layers.")}
     return Drafter(
         kind="mtp",
         format=form,
         form=MtpForm(architecture=found.config["model_type"], config=stated),
         width=text.hidden_size,
-        count=1,
         stated_outputs=(FINAL,),
         target_layers=text.num_hidden_layers,
         target_vocabulary=text.vocab_size,
-        layers=len({name.split(".")[1] for name in layers}) or 1,
-        parameters=own.parameters(),
-        read=own.parameters(("embed_tokens", "shared_head.head")),
+        layers=len(layers) or 1,
+        parameters=sum(math.prod(found.shape(name)) for name in own),
     )
 
 

@@ -14,15 +14,14 @@ from protocol.errors import InputError
 from tests.support.models.mtp_folders import (
     ARCHITECTURES,
     EMBEDDING,
-    VOCABULARY,
+    HEAD,
     WIDTH,
-    beside,
-    config_of,
-    layer_of,
-    write,
+    mtp_beside,
+    mtp_config,
+    mtp_layer,
+    write_mtp,
 )
 
-HEAD = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(2)) * 0.1
 STATES = mx.random.normal((40, WIDTH), key=mx.random.key(3))
 
 
@@ -34,7 +33,7 @@ def _borrowing(folder: Path) -> MtpHead:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path, name: str):
-    network, layer, parts = _borrowing(write(tmp_path, name)), layer_of(name), beside()
+    network, layer, parts = _borrowing(write_mtp(tmp_path, name)), mtp_layer(name), mtp_beside()
     eps = network.norm.eps
     tokens, cache = [5, 17, 3, 90, 44, 8], KVCache()
     expected = []
@@ -55,8 +54,8 @@ def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3", "glm4_moe"])
 def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, name: str):
-    folder = write(tmp_path, name)
-    config, file = config_of(name), folder / "config.json"
+    folder = write_mtp(tmp_path, name)
+    config, file = mtp_config(name), folder / "config.json"
     rope = {"rope_theta": 5_432.0, "partial_rotary_factor": config.pop("partial_rotary_factor", 1.0)}
     older, newer = config | rope | {"rope_scaling": None}, config | {"rope_parameters": rope}
     del newer["rope_theta"]
@@ -71,7 +70,7 @@ def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, nam
 
 
 def test_a_checkpoint_without_a_head_and_an_unknown_one_get_a_sentence(tmp_path: Path):
-    folder = write(tmp_path, "glm4_moe")
+    folder = write_mtp(tmp_path, "glm4_moe")
     stored: Any = mx.load(str(folder / "model.safetensors"))
     for gone in stored:
         if "embed_tokens" not in gone:

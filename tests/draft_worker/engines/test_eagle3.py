@@ -14,6 +14,7 @@ from draft_worker.drafters import token_ends
 from draft_worker.drafters.token_ends import TokenEnds, target_ends
 from draft_worker.engine_interface import Batch
 from draft_worker.engines.eagle3 import load
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import draft_engine
 from protocol.contracts.model_folder import HEAD_TOKENS
@@ -98,7 +99,8 @@ def test_tokens_of_the_context_join_a_short_head_of_the_target_s(tmp_path: Path)
     assert found == [token for token in expected if token in guessable]
     drafter = read_drafter(short)
     assert drafter is not None
-    assert drafter.drafted == len(head)
+    assert isinstance(drafter.form, Eagle3Form)
+    assert drafter.form.head_size == len(head)
 
 
 def _ranking(engine: ConditionedEngine, prompt: list[int], count: int) -> list[int]:

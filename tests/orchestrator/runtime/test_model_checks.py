@@ -12,18 +12,24 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from draft_worker import drafter_examination
+from draft_worker.__main__ import open_engine
 from draft_worker.drafter_examination import examine
 from orchestrator.cli.app import cli
+from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.gguf.folder import gguf_folder
 from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime import model_checks
-from orchestrator.runtime.model_checks import described, draft_finding, target_finding, told
+from orchestrator.runtime.model_checks import described, draft_findings, target_finding, told
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
-from protocol.contracts.model_report import ModelRefusal, ModelReport
+from protocol.contracts.model_report import Loaded, ModelRefusal, ModelReport
 from protocol.messages.base import Level
+from protocol.worker.process import WorkerSetup
 from target_worker import model_examination
 from tests.support.models.drafter_files import FORMATS, VOCABULARY, WIDTH, layer, write
+from tests.support.models.fitted_drafters import guessed_text
 from tests.support.models.gguf_files import write_gguf
+from tests.support.models.trained_drafters import write_block_folder, write_target
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
@@ -45,14 +51,45 @@ def asked(*arguments: str, **environment: str) -> list[Any]:
     return json.loads(result.stdout)
 
 
-def test_beside_a_target_the_layers_are_known_and_the_fit(tmp_path: Path, target: Path):
+def test_beside_a_target_the_layers_are_known_and_the_fit(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(model_checks, "_examination", lambda *_: Loaded())
     config, tensors = FORMATS["safeailab"]()
     folder = write(tmp_path / "drafter", (config, tensors | {"embed_tokens.weight": (VOCABULARY, WIDTH)}))
-    alone, beside = draft_finding(str(folder)), draft_finding(str(folder), str(target))
+    (alone,), (beside, keys) = draft_findings(str(folder)), draft_findings(str(folder), str(target))
 
-    assert "3 outputs (a low, a middle and a high one) of the target" in alone.text
+    assert "three outputs (a low, a middle and a high one) of the target" in alone.text
     assert "the outputs of layers 1, 3, 4 (from 0)" in beside.text
     assert beside.text.endswith("It fits this target.")
+    assert "\ndraft_vocab_size 24: other values are refused\n" in keys.text
+    assert keys.text.endswith("\nNot used: architectures ['LlamaForCausalLMEagle3'].")
+
+
+def test_a_key_that_is_read_wrongly_is_a_warning_here_and_at_each_start(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, target = tmp_path / "drafter", tmp_path / "target"
+    model = write_target(target, num_hidden_layers=6)
+    write_block_folder(folder, "z-lab", model, outputs=(1, 3), target_layers=6)
+    config = json.loads((folder / "config.json").read_text())
+    setup = WorkerSetup(address="", epoch=0, incarnation=0, engine="block", model=str(folder), target=str(target))
+    text = guessed_text(open_engine(setup), vars(model.args), 64)
+    monkeypatch.setattr(drafter_examination, "own_text", lambda _: text)
+    monkeypatch.setattr(model_checks, "_examination", lambda role, module, *arguments: examine(*arguments))
+
+    def start() -> str:
+        return draft_choice("auto", str(folder), target=target).note
+
+    assert "was never checked" in start()
+    for block, status in ((8, "warn"), (4, "ok")):
+        (folder / "config.json").write_text(json.dumps(config | {"block_size": block}))
+        _, keys, reading = draft_findings(str(folder), str(target))
+
+        assert f"block_size {block}: block {block}\n" in keys.text
+        assert (reading.status, start()) == (status, reading.text if status == "warn" else ""), reading.text
+        assert ("block_size of" in reading.text and "with 4 " in reading.text) == (status == "warn")
+    assert open_engine(setup).expected == 1.0
 
 
 @pytest.mark.parametrize(
@@ -61,10 +98,8 @@ def test_beside_a_target_the_layers_are_known_and_the_fit(tmp_path: Path, target
         (
             "specforge",
             "drafter holds an EAGLE-3 drafter (SafeAILab format) for the draft engine eagle3.|"
-            "the outputs of layers 0, 2, 5 (from 0) of the target, 96 bytes a token in 16 bits|"
-            "It drafts 24 of 40 tokens.",
+            "the outputs of layers 0, 2, 5 (from 0) of the target, 96 bytes a token in 16 bits",
         ),
-        ("dspark", "One forward guesses 7 tokens."),
         ("qwen_mtp", "the last output behind the final norm of the target, 32 bytes a token"),
     ],
 )
@@ -76,8 +111,8 @@ def test_each_kind_is_told_in_its_own_words(tmp_path: Path, form: str, words: st
 
 
 def test_an_ordinary_model_and_one_with_a_head_of_its_own(target: Path):
-    assert "is a language model: it reads tokens alone" in draft_finding(str(DEMO_DRAFT)).text
-    assert "It has an MTP head too" in draft_finding(str(target)).text
+    assert "is a language model: it reads tokens alone" in draft_findings(str(DEMO_DRAFT))[0].text
+    assert "It has an MTP head too" in draft_findings(str(target))[0].text
     drafter = read_drafter(target, with_own_head=True)
     assert drafter is not None
     assert "holds an MTP head (Qwen format)" in told(target, drafter, None)
@@ -87,7 +122,7 @@ def test_a_head_of_an_architecture_that_is_not_run_is_no_draft(target: Path):
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(config | {"model_type": "mimo"}))
 
-    assert "MTP head" not in draft_finding(str(target)).text
+    assert "MTP head" not in draft_findings(str(target))[0].text
     assert not has_own_head(target)
 
 
@@ -109,8 +144,8 @@ def test_beside_a_target_what_only_loading_finds_is_a_failure(
     folder = write(tmp_path / "drafter", (config | options, tensors))
     monkeypatch.setattr(model_checks, "_examination", lambda role, module, *arguments: examine(*arguments))
 
-    assert draft_finding(str(folder)).status == "ok"
-    finding = draft_finding(str(folder), str(target))
+    assert draft_findings(str(folder))[0].status == "ok"
+    finding, *_ = draft_findings(str(folder), str(target))
     assert (finding.status, words in finding.text) == ("fail", True), finding.text
 
 
@@ -125,7 +160,7 @@ def test_what_is_wrong_with_a_drafter_is_a_failure_with_its_sentence(tmp_path: P
         (write(tmp_path / "other", FORMATS["dspark"]()), str(DEMO_TARGET), "does not fit the target"),
         (write(tmp_path / "split", (split, renamed)), None, "an MTP head in mlx-vlm's own packaging (qwen3_5_mtp)"),
     ):
-        finding = draft_finding(str(folder), beside)
+        finding, *_ = draft_findings(str(folder), beside)
 
         assert words in finding.text
         assert finding.status == "fail"

@@ -1,6 +1,6 @@
-"""Tiny drafters fitted to a text that a tiny target writes, and the target's features of tokens."""
+"""Tiny drafters fitted to a text that a tiny target writes, texts fitted to a drafter, and features of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -9,11 +9,15 @@ import numpy as np
 from mlx import optimizers
 from numpy.typing import NDArray
 
+from draft_worker.drafter_examination import OwnText
 from draft_worker.drafters.block import BlockDrafter, BlockPart
+from draft_worker.engine_interface import Batch, Engine
 from protocol.messages.features import FINAL
+from protocol.messages.sampling import Sampling
 from tests.support.models.block_files import latents
 
 _STEPS = 40
+_PROMPT = 17
 
 
 def features(target: Any, tokens: Sequence[int], outputs: Sequence[int]) -> NDArray[np.float32]:
@@ -68,3 +72,21 @@ def fit_block(network: BlockDrafter, target: Any, text: Sequence[int]) -> None:
         _, gradients = step(network)
         optimizer.update(network, gradients)
         mx.eval(network.parameters(), optimizer.state)
+
+
+def guessed_text(engine: Engine, sizes: Mapping[str, int], own: int) -> OwnText:
+    """A text behind some random tokens of which the drafter guesses each of `own` tokens, and random states. `sizes`:
+    of the target, as its config.json names them."""
+    assert engine.features is not None
+    random, length = np.random.default_rng(1), _PROMPT + own
+    tokens = random.integers(0, sizes["vocab_size"], _PROMPT).tolist()
+    states = 2 * random.standard_normal((length, 1 + sizes["num_hidden_layers"], sizes["hidden_size"]), np.float32)
+    rows = states[:, [output + 1 for output in engine.features.outputs]].reshape(length, -1)
+    while len(tokens) < length:
+        root, sequence = len(tokens) - 1, engine.open(Sampling(), engine.vocabulary)
+        sequence.prefill(tokens[:root])
+        sequence.feed(0, rows[:root])
+        while sequence.unread:
+            sequence.read(root)
+        tokens.append(sequence.evaluate(Batch([], [tokens[root]], [-1], 1))[0].tokens[0])
+    return OwnText(tokens, states)

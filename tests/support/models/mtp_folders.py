@@ -1,4 +1,4 @@
-"""Folders of tiny random MTP heads in their published forms: a target's original checkpoint, as far as they read it."""
+"""Folders of tiny random MTP heads in their published forms, of each architecture that has any."""
 
 import json
 from pathlib import Path
@@ -14,16 +14,17 @@ _QWEN = {"embedding_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_
 _DEEPSEEK = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"}
 ARCHITECTURES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v3", "glm4_moe")
 EMBEDDING = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(1))
+HEAD = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(2)) * 0.1
 
 
-def beside() -> dict[str, Any]:
+def mtp_beside() -> dict[str, Any]:
     """The tensors beside the decoder layer, by our names."""
     mx.random.seed(7)
     norms = {f"{name}.weight": 1.0 + 0.1 * mx.random.normal((WIDTH,)) for name in _QWEN if name != "fc"}
     return norms | {"fc.weight": 0.1 * mx.random.normal((WIDTH, 2 * WIDTH))}
 
 
-def layer_of(name: str) -> Any:
+def mtp_layer(name: str) -> Any:
     """The last layer of a tiny model: full attention, and experts where the architecture has any."""
     model = tiny(name)
     return getattr(model, "language_model", model).model.layers[-1]
@@ -51,22 +52,22 @@ def _published(name: str, layer: Any) -> dict[str, Any]:
     return stored
 
 
-def config_of(name: str) -> dict[str, Any]:
+def mtp_config(name: str) -> dict[str, Any]:
     config = configuration(name)
     number = "mtp_num_hidden_layers" if name.startswith("qwen") else "num_nextn_predict_layers"
     config.get("text_config", config)[number] = 1
     return config
 
 
-def write(folder: Path, name: str) -> Path:
+def write_mtp(folder: Path, name: str) -> Path:
     qwen = name.startswith("qwen")
     prefix, names = ("mtp", _QWEN) if qwen else (f"model.layers.{LAYERS}", _DEEPSEEK)
     inner = f"{prefix}.layers.0" if qwen else prefix
-    weights = {f"{inner}.{key}": values for key, values in _published(name, layer_of(name)).items()}
-    for key, values in beside().items():
+    weights = {f"{inner}.{key}": values for key, values in _published(name, mtp_layer(name)).items()}
+    for key, values in mtp_beside().items():
         published = f"{prefix}.{names[key.removesuffix('.weight')]}.weight"
         weights[published] = values - 1.0 if qwen and values.ndim == 1 else values
     weights["model.embed_tokens.weight"] = EMBEDDING
-    (folder / "config.json").write_text(json.dumps(config_of(name)))
+    (folder / "config.json").write_text(json.dumps(mtp_config(name)))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     return folder
