@@ -63,6 +63,7 @@ class DraftWorker:
         return msgspec.structs.replace(
             hello,
             costs=costs,
+            block=self._engine.block,
             features=self._engine.features,
             kv=self._engine.kv,
             model_fingerprint=self._engine.model_fingerprint,
