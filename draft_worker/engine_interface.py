@@ -191,6 +191,8 @@ class Engine(StatedModel, ABC):
     """Of the model's tokenizer, for an engine whose candidates follow a request's logits processors."""
     costs: tuple[tuple[int, float], ...] = ()
     """Seconds of a forward by its tokens, as measured after loading; empty if nothing was measured."""
+    block: int = 1
+    """Tokens behind one another that a forward guesses."""
 
     expected: float = 0.0
     """Share of right first guesses that `doctor` found; 0 if it was not asked."""

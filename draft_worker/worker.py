@@ -60,7 +60,7 @@ class DraftWorker:
         # A paced worker has the device's costs, not those that this machine measured.
         costs = self._pacer.costs() or self._engine.costs
         hello = introduction("draft", self._engine)
-        return msgspec.structs.replace(hello, costs=costs, features=self._engine.features)
+        return msgspec.structs.replace(hello, costs=costs, block=self._engine.block, features=self._engine.features)
 
     def handle(self, message: ToWorker | FeatureShipment) -> Iterable[WorkerReply]:
         match message:

@@ -60,7 +60,7 @@ class BlockEngine(ColumnsEngine):
         self.model = str(folder)
         self.architecture = runner.architecture
         self.set_up_columns(tokens, form.vocabulary, runner.head_tokens)
-        self.context = form.positions
+        self.context, self.block = form.positions, form.rows
         self.device = str(mx.default_device())
         self.tokenizer = vocabulary_fingerprint(tokens)
         self.features = FeatureForm(form.outputs, form.output_width)

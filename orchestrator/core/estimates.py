@@ -266,26 +266,23 @@ class Pause:
         self.rounds = min(2 * self.rounds, self.longest)
 
 
-@dataclass(slots=True)
 class Rate:
     """Tokens a second, over a decaying window of rounds."""
 
-    window: int
-    rounds: int = 0
-    _tokens: float = 0.0
-    _seconds: float = 0.0
+    def __init__(self, window: int) -> None:
+        self._tokens, self._seconds = Mean(window), Mean(window)
+
+    @property
+    def rounds(self) -> int:
+        return self._tokens.count
 
     def add(self, tokens: float, seconds: float) -> None:
-        if self.rounds:
-            seconds = min(seconds, TUNING.outlier_rounds * self._seconds)
-        self.rounds += 1
-        share = 1.0 / min(self.rounds, self.window)
-        self._tokens += share * (tokens - self._tokens)
-        self._seconds += share * (seconds - self._seconds)
+        self._tokens.observe(tokens)
+        self._seconds.observe(min(seconds, TUNING.outlier_rounds * self._seconds.get(math.inf)))
 
     @property
     def per_second(self) -> float:
-        return self._tokens / max(1e-9, self._seconds)
+        return self._tokens.get(0.0) / max(1e-9, self._seconds.get(0.0))
 
 
 class Outcome(NamedTuple):
@@ -675,8 +672,10 @@ class Estimates:
     """Shared by greedy and sampled requests."""
     hop: Mean = field(default_factory=Mean)
     """Seconds of a round that are neither the target's forward nor deliberate waiting."""
+    block: int = 1
+    """Growth steps behind one another that one forward of the draft serves: inside a block they cost nothing."""
     step: Mean = field(default_factory=Mean)
-    """Seconds of one growth step."""
+    """Seconds of one growth step that runs a forward."""
     slowest_step: float = 0.0
     """Seconds of the slowest of recent steps: a block drafter's take a forward, or none."""
     growth: WidthCost = field(default_factory=WidthCost)
@@ -762,9 +761,10 @@ class Estimates:
         """The draft has ended a growth step."""
         if step.response is not None:
             (self.first_response if step.first else self.next_response).observe(step.response)
-        self.step.observe(step.seconds)
+        if self.block == 1 or step.seconds > TUNING.inside_block * self.step.get(0.0):
+            self.step.observe(step.seconds)
+            self.growth.observe(step.nodes, step.seconds)
         self.slowest_step = max(step.seconds, TUNING.slowest_fading * self.slowest_step)
-        self.growth.observe(step.nodes, step.seconds)
         if step.read is not None and step.read[0] >= TUNING.min_measured_prefill:
             self.prefill.observe(step.read[1] / step.read[0])
         if step.recovery is not None:
@@ -778,5 +778,6 @@ class Estimates:
     def expect_draft(self, hello: Hello) -> None:
         """A new life of this draft has come up."""
         self.growth.expect(hello.costs)
+        self.block = hello.block
         if hello.features is not None:
             self.freshness = self.freshness or Freshness()

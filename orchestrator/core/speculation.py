@@ -44,8 +44,8 @@ class Speculation:
         """When the draft was last asked for a step."""
         self._asked = 0
         """Steps below the root that a draft was asked for, if it drafts in turns."""
-        self._alone = True
-        """It was asked for a single one of them last."""
+        self._alone = 0
+        """The next of them when it was asked last, if that was for one forward alone."""
         self.in_turns = False
         """The draft rests until it is asked for a step."""
         self.can_rest = False
@@ -139,7 +139,7 @@ class Speculation:
     def ask(self, steps: int, now: float) -> None:
         """The draft was asked to grow up to `steps` steps below the root."""
         self.enter(DraftTrigger.ASK)
-        self._alone = steps == self.steps + 1
+        self._alone = self.steps + 1 if steps <= self.steps + self.estimates.block else 0
         self._asked, self.asked_at = steps, now
 
     def shorten_prefill(self, tokens: int) -> None:
@@ -179,7 +179,7 @@ class Speculation:
         response = None
         if self._round is None or growth.round == self._round:
             self.steps += 1
-            if self.in_turns and self.steps == self._asked and self._alone:
+            if self.in_turns and self.steps == self._alone:
                 response = now - self.asked_at
         # A draft may claim any time, but its step began after the growth before: that bounds the time.
         seconds, read = min(growth.seconds, now - self.grown_at), None
@@ -209,7 +209,7 @@ class Speculation:
         for token in tokens[:-1]:
             end = end.children.get(token) or self.tree.add(end, token, 1.0)
         self.tree.move_root(tokens)
-        self._round, self.steps, self._asked, self.asked_at = round, 0, 0, now
+        self._round, self.steps, self._asked, self._alone, self.asked_at = round, 0, 0, 0, now
         if self.phase in (DraftPhase.GROWING, DraftPhase.RESTING):
             self._rest_or_grow()
         hit = bool(self.tree.root.children)

@@ -127,6 +127,8 @@ class Tuning:
     """Tokens of context for which each of these estimates begins; the first as it was measured, behind hardly any."""
     min_measured_prefill: int = tuned(64, None)
     """Tokens. A shorter prefill is too fast to measure the draft's speed."""
+    inside_block: float = tuned(0.25, "2026-11-29-blocks-beside-chains")
+    """Share of a forward's time, up to which a block drafter's step ran none."""
     slowest_fading: float = tuned(0.97, "2026-11-26-block-drafter-27b-target")
     """Share of the slowest step's time that the next step leaves."""
     slowdown_trust: float = tuned(0.5, None)

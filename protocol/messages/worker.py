@@ -91,6 +91,8 @@ class Hello(Message, frozen=True):
     """Of a target: the features that it can record; None if it records none."""
     features: FeatureForm | None = None
     """Of a draft: the features of the target that it reads; None if it reads tokens alone."""
+    block: Annotated[int, Meta(ge=1, le=MAX_STEPS)] = 1
+    """Of a draft: tokens behind one another that a forward guesses, and so the growth steps that it serves."""
 
     def __post_init__(self) -> None:
         measured = *pairwise(self.costs), *pairwise(self.context_costs)

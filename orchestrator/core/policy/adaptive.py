@@ -33,9 +33,8 @@ class Adaptive:
 
     def decide(self, requests: Sequence[Request], now: float) -> list[Decision]:
         """The first of these rules that applies, for all requests of the round."""
-        return (
-            _let_drafts_read(requests, now) or _measure_a_plain_forward(requests) or self._wait_or_verify(requests, now)
-        )
+        first = _let_drafts_read(requests, now) or _measure_a_plain_forward(requests)
+        return first or self._wait_or_verify(requests, now)
 
     def _wait_or_verify(self, requests: Sequence[Request], now: float) -> list[Decision]:
         """Wait for growth if that is expected to pay, or if it is time to see whether it does; else verify the root of
@@ -44,9 +43,12 @@ class Adaptive:
         most = int(min(self._options.max_verify, estimates.target.reach - 1))
         guesses = [candidates(request, most, lookup, len(requests)) for request in requests]
         gains = [each.gains for each in guesses]
-        counts, best = best_counts(gains, estimates.target, estimates.hop.get(0.0))
         in_turns = requests[0].speculation.in_turns
-        usual = estimates.usual_rate if in_turns and len(requests) == 1 else best.rate
+        usual = estimates.usual_rate if in_turns and len(requests) == 1 else None
+        # The forward behind a block has passed, and is in no rate of what is left of the round.
+        by_surplus = usual if estimates.block > 1 else None
+        counts, best = best_counts(gains, estimates.target, estimates.hop.get(0.0), by_surplus)
+        usual = best.rate if usual is None else usual
         owed = [self._owed_growth(request, each, now) for request, each in zip(requests, guesses, strict=True)]
         wait = self._wait(requests, gains, owed, best, usual, now)
         # The first step below a root shows what steps give there, and is worth a small part of all time.
@@ -72,7 +74,7 @@ class Adaptive:
         give_up = due + min(estimates.slowest_step, TUNING.growth_wait)
         if give_up <= now or give_up == math.inf:
             return None
-        return _OwedGrowth(due, give_up, guesses, draft.steps + _at_once(estimates) if draft.resting else None)
+        return _OwedGrowth(due, give_up, guesses, _at_once(draft.steps, estimates) if draft.resting else None)
 
     def _wait(
         self,
@@ -88,15 +90,15 @@ class Adaptive:
 
         Both are compared by their surplus at the `usual` rate. One growth step serves several trees: growth that is due
         within half a step of the first is awaited together. Where the draft takes turns, a step may pay only with those
-        behind it, so a few are looked at. What the first one brings is measured.
+        behind it, so a few are looked at; a forward that guesses a block brings all of its steps. What the first one
+        brings is measured.
         """
         growths = [growth for growth in owed if growth is not None]
         if not growths:
             return None
         estimates, in_turns = requests[0].speculation.estimates, requests[0].speculation.in_turns
         first = max(now, min(growth.due for growth in growths))
-        horizon = first + 0.5 * estimates.step.get(0.0)
-        awaited = [growth for growth in growths if growth.due <= horizon]
+        awaited = [growth for growth in growths if growth.due <= first + 0.5 * estimates.step.get(0.0)]
         until = max(growth.give_up for growth in awaited)
         asked = estimates.asked[best.nodes > 0]
         if in_turns and asked.known and len(requests) == 1 and not requests[0].speculation.steps:
@@ -104,10 +106,11 @@ class Adaptive:
         shares, width = estimates.ranks.shares(self._options.draft_fan), growth_width(self._options, estimates)
         pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
         missed = not any(request.speculation.tree.root.children for request in requests)
-        if missed and not in_turns and estimates.freshness is None:
+        if missed and not in_turns and estimates.freshness is None and estimates.block == 1:
             margin += TUNING.margin_beside * pause / estimates.target(len(requests))
         wait, needed, gain = estimates.hop.get(0.0) + pause, usual * (1.0 + margin), -math.inf
-        for steps in range(1, 1 + (TUNING.look_ahead if in_turns else 1)):
+        for forwards in range(1, 1 + (TUNING.look_ahead if in_turns and estimates.block == 1 else 1)):
+            steps = forwards * estimates.block
             later = [
                 present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
                 for present, growth in zip(gains, owed, strict=True)
@@ -125,10 +128,8 @@ def _let_drafts_read(requests: Sequence[Request], now: float) -> list[Decision]:
 
 def _measure_a_plain_forward(requests: Sequence[Request]) -> list[Decision]:
     """Verify the root alone, where forwards over one token have become so rare that their cost is not known."""
-    due = (
-        len(requests) == 1 and requests[0].speculation.in_turns and requests[0].speculation.estimates.target.narrow_due
-    )
-    return [VerifyNodes([])] if due else []
+    draft, alone = requests[0].speculation, len(requests) == 1
+    return [VerifyNodes([])] if alone and draft.in_turns and draft.estimates.target.narrow_due else []
 
 
 def _has_taken_its_time(request: Request, now: float) -> bool:
@@ -142,7 +143,9 @@ def _has_taken_its_time(request: Request, now: float) -> bool:
 def _due(request: Request, now: float) -> float:
     """When the next growth should arrive."""
     draft, estimates = request.speculation, request.speculation.estimates
-    step = estimates.step.get(0.0)
+    # Behind a hit it is not known where in a block the draft is.
+    inside = draft.steps % estimates.block and not request.began_with_hit
+    step = 0.0 if inside else estimates.step.get(0.0)
     if draft.in_turns:
         # Steps beside the target, or while both load, take longer: hope, ask, and measure.
         first = estimates.first_response.get(0.0)
@@ -157,14 +160,14 @@ def _due(request: Request, now: float) -> float:
     return max(due, draft.ready_at + step) if draft.ready_at > now else due
 
 
-def _at_once(estimates: Estimates) -> int:
-    """Steps to ask a resting draft for. A step that is asked for together with the one before saves a round trip, and
-    is in vain where the answer shows that no further one pays."""
+def _at_once(taken: int, estimates: Estimates) -> int:
+    """Up to which step to ask a resting draft, behind those `taken`. A forward that is asked for together with the one
+    before saves a round trip, and is in vain where the answer shows that no further one pays."""
     sure, likely, steps = estimates.ranks.shares(1)[0], 1.0, 1
     least = estimates.step.get(0.0) / max(1e-9, estimates.next_response.get(0.0))
     while steps < TUNING.look_ahead and (likely := likely * sure) >= least:
         steps += 1
-    return steps
+    return min(MAX_STEPS, taken + steps * estimates.block)
 
 
 class _Wait(NamedTuple):

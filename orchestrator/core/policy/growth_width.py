@@ -37,6 +37,6 @@ def least_probability(options: Options, estimates: Estimates) -> float:
     token_cost = max(0.0, cost(widest) - cost(1)) / (widest - 1)
     tokens = 1.0 / (1.0 - min(TUNING.max_acceptance, estimates.acceptance.get(0.0)))
     worth = tokens * token_cost / cost((widest + 1) // 2)
-    if estimates.turns.in_turns:
+    if estimates.turns.in_turns and estimates.block == 1:
         return min(TUNING.max_least_in_turns, TUNING.prepared_in_turns * worth)
     return min(TUNING.max_least, TUNING.prepared * worth)

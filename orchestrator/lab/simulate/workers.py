@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from orchestrator.core.options import Options
@@ -73,7 +75,7 @@ class ModelledDraft(VirtualWorker):
         """`kept`: tokens of ended sequences whose KV it keeps. `block`: as of `Devices`."""
         engine = _GuessEngine(language, context, block)
         super().__init__(lambda clock, pacer: DraftWorker(engine, clock, pacer=pacer, prefix_cache=kept), pace)
-        self.hello: Hello = modelled_hello("draft", context, pace)
+        self.hello: Hello = replace(modelled_hello("draft", context, pace), block=block)
 
 
 class ModelledTarget(VirtualWorker):
@@ -226,10 +228,12 @@ class _GuessSequence(EngineSequence):
         evaluated = len(batch.committed) + len(batch.tokens)
         self._widths = [evaluated] if evaluated else []
         if self._block > 1 and batch.tokens:
-            rows = [self._rows[row].depth for row in range(self._next_row - len(batch.tokens), self._next_row)]
-            computes = bool(batch.committed) or max(rows) >= self._guessed
-            self._widths = [self._block] if computes else []
-            self._guessed = min(rows) + self._block if computes else self._guessed
+            rows = range(self._next_row - len(batch.tokens), self._next_row)
+            placed = zip((self._rows[row].depth for row in rows), batch.parents, strict=True)
+            # A root knows its latest features. Every node that no block reaches begins one.
+            anchors = [depth for depth, parent in placed if parent < 0 or depth >= self._guessed]
+            self._widths = [self._block] if anchors else []
+            self._guessed = min(anchors) + self._block if anchors else self._guessed
         return found
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:

@@ -18,6 +18,7 @@ from draft_worker.candidates.block_candidates import RankedRows
 from draft_worker.candidates.head_columns import Columns
 from draft_worker.engine_interface import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence, load
+from draft_worker.worker import DraftWorker
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, RequestId
 from protocol.messages.features import FeatureForm
@@ -107,6 +108,7 @@ def test_candidates_are_those_of_the_reference(kind: str, sampling: str, pairs: 
     expected = Columns(VOCABULARY, VOCABULARY).propose(scores, range(13, 13 + rows), SAMPLINGS[sampling], batch)
     assert all(same(*pair) for pair in zip(found, expected, strict=True))
     assert [each.support is None for each in found] == [each.support is None for each in expected]
+    assert DraftWorker(engine, float).hello().block == len(states)
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "warm", "rejection", "penalties"])

@@ -31,6 +31,7 @@ EVIDENCE = {
     "narrow_soon": "8 plain rounds at first",
     "settling": "the first two forwards of a request copy the KV",
     "lengths": "prompts of 512, 2,048, 8,192 and 32,768 tokens on have costs of their own",
+    "inside_block": "less than a quarter of a forward's time",
     "slowest_fading": "as long as the slowest of recent steps",
     "turns": "lost up to 7% at factor 1.5; 24 is kept",
     "freshness": "costs up to 0.6% in probes elsewhere",

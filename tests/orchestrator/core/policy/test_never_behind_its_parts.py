@@ -93,10 +93,10 @@ SHORT = {
     ("processor", 0.4, 0.3, 4): 0.97,
     ("M4", 0.6, 0.6, 8): 0.97,
     ("M4's GPU", 0.95, 0.3, 2): 0.95,
-    ("M3 Max's GPU, 27B", 0.2, 0.6, 8): 0.97,
-    ("M3 Max's GPU, 27B", 0.4, 0.6, 8): 0.97,
+    ("M3 Max's GPU, 27B", 0.4, 0.3, 2): 0.95,
+    ("M3 Max's GPU, 27B", 0.95, 0.6, 8): 0.92,
 }
-"""Where it is up to 5% behind."""
+"""Where it is up to 8% behind."""
 PARTS = {
     "plain": (False, {"strategy": "ar"}),
     "lookup alone": (False, {}),
@@ -105,16 +105,18 @@ PARTS = {
 }
 
 
-def seconds(text: RepetitiveText, place: str, draft: bool = True, **options) -> float:
-    """Of all requests but the first, each with its prompt."""
-    clients = list(simulated(text, place, draft, **options).clients.values())
+def seconds(text: RepetitiveText, place: str, draft: bool = True, block: int | None = None, **options) -> float:
+    """Of all requests but the first, each with its prompt. `block`: tokens that a forward of the draft guesses, if it
+    is another draft than the place's."""
+    clients = list(simulated(text, place, draft, block, **options).clients.values())
     assert all(client.tokens == client.reference for client in clients)
     figures = [client.statistics for client in clients[1:] if client.statistics is not None]
     return sum(one.generated_tokens / one.tokens_per_second for one in figures)
 
 
-def simulated(text: RepetitiveText, place: str, draft: bool = True, **options) -> Simulation:
+def simulated(text: RepetitiveText, place: str, draft: bool = True, block: int | None = None, **options) -> Simulation:
     devices, placement = PLACES[place]
+    devices = replace(devices, block=block or devices.block)
     pipeline = Options(placement=placement, **options)
     simulation = Simulation(pipeline, text, modelled_workers(text, devices), slow_down=devices.slow_down)
     simulation.start("target")
@@ -149,3 +151,13 @@ def test_a_repetition_that_has_begun_is_believed_to_go_on():
     believed = simulation.machine.drafts.estimates(task, 1).lookup
 
     assert 0.5 < believed(0.5, 0) < 0.7 < believed(0.5, 2)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("accept", [0.4, 0.6, 0.8, 0.926, 0.95])
+@pytest.mark.parametrize("place", ["processor", "M4's GPU", "M3 Max's GPU, 27B"])
+def test_a_tree_in_turns_is_not_behind_the_best_chain_of_a_block_drafter(place: str, accept: float):
+    text = RepetitiveText.of(accept, 0.0, 1)
+    chains = [seconds(text, place, block=8, strategy="sd", draft_tokens=tokens) for tokens in range(1, 9)]
+
+    assert min(chains) / seconds(text, place, block=8) >= 0.99
