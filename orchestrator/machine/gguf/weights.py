@@ -2,7 +2,8 @@
 
 A type whose blocks of 32 are a regular grid, w = scale * q + bias, keeps its integers: only the products of a K-quant's
 scales are rounded, once, to 16 bits. MXFP4 and NVFP4 stay as they are. A type without such a form is quantised again,
-in the smallest affine form whose error is below the type's own (docs/log/2026-11-29-gguf-at-its-own-size.md).
+in the smallest affine form whose error is below the type's own, Q6_K in a better one
+(docs/log/2026-11-29-gguf-at-its-own-size.md).
 """
 
 import json
@@ -306,7 +307,7 @@ _FORMS: dict[Kind, tuple[Packed, _Read | None]] = {
         lambda blocks: (_nibbles(blocks[:, 4:].reshape(-1, 4, 8)), blocks[:, :4]),
     ),
     # Quantised again.
-    Kind.Q6_K: (Packed(6), None),
+    Kind.Q6_K: (Packed(8, 128), None),
     Kind.Q3_K: (Packed(3), None),
     Kind.Q2_K: (Packed(2), None),
     **dict.fromkeys((Kind.IQ4_NL, Kind.IQ4_XS), (Packed(4), None)),

@@ -226,7 +226,7 @@ def test_what_became_of_a_gguf_files_weights_is_told(
     monkeypatch.setattr(model_checks, "usable_bytes", lambda: most)
 
     told = " ".join(model_checks.weights_told(gguf_folder(tmp_path / "m.gguf")))
-    assert re.search(r"from m\.gguf \(0\.00 GB\) to .* quantised again \(Q6_K in 6 bits, off by 1\.\d\d%\)\.", told)
+    assert re.search(r"from m\.gguf \(0\.00 GB\) to .* quantised again \(Q6_K in 8 bits, off by 0\.\d\d%\)\.", told)
     assert re.search(rf"packed weights slowly: they {choice}", told)
 
 

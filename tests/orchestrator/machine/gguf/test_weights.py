@@ -21,7 +21,7 @@ KEPT = {
 }
 """Bits and groups of types whose integers stay as they are."""
 AGAIN = {
-    **{"Q6_K": (6, 32, 0.02), "Q3_K": (3, 32, 0.16), "Q2_K": (2, 32, 0.31)},
+    **{"Q6_K": (8, 128, 0.01), "Q3_K": (3, 32, 0.16), "Q2_K": (2, 32, 0.31)},
     **dict.fromkeys(("IQ4_NL", "IQ4_XS"), (4, 32, 0.08)),
     **{"IQ3_S": (4, 128, 0.14), "IQ3_XXS": (3, 64, 0.19)},
     **dict.fromkeys(("IQ2_S", "IQ2_XS"), (3, 128, 0.26)),
