@@ -56,8 +56,8 @@ def main() -> int:
 
 def examine(engine: str, folder: str, target: str) -> Loaded | ModelRefusal:
     try:
-        reads = _loaded(engine, folder, target).features is not None
-        return checked(engine, folder, target, own_text(Path(target))) if reads else Loaded()
+        _loaded(engine, folder, target)  # What is wrong with the drafter is told before the target writes.
+        return checked(engine, folder, target, own_text(Path(target)))
     except InputError as error:
         return ModelRefusal(text=str(error))
 
@@ -90,6 +90,7 @@ def checked(engine: str, folder: str, target: str, text: OwnText) -> Loaded:
     for key, read, value, config in other_readings(Path(folder), Path(target), with_own_head=engine == "mtp"):
         with TemporaryDirectory() as place, suppress(InputError):  # Its tensors may fit the sizes as they were read.
             shutil.copytree(Path(folder).absolute(), place, copy_function=os.symlink, dirs_exist_ok=True)
+            Path(place).chmod(0o700)  # `copytree` gives it the folder's mode.
             Path(place, "config.json").unlink()
             Path(place, "config.json").write_text(json.dumps(config))
             other = right_guesses(_loaded(engine, place, target), text)

@@ -316,8 +316,8 @@ class AcceptanceCheck:
     """
 
     def __init__(self, expected: float = 0.0) -> None:
-        """`expected`: share of right guesses, as far as it is known. The drafter should make half of them."""
-        fitting, foreign = max(_FITTING, expected * 2 / 3), max(_FOREIGN, expected / 3)
+        """`expected`: share of right guesses in the target's own greedy text, which is easy, as far as it is known."""
+        fitting, foreign = max(_FITTING, expected / 2), max(_FOREIGN, expected / 4)
         self._by_guess = math.log((1 - foreign) / (1 - fitting)), math.log(foreign / fitting)
         self._guesses = self._right = 0
         self._evidence = 0.0

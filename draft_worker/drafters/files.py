@@ -154,7 +154,8 @@ def parameters(network: nn.Module) -> list[tuple[str, mx.array]]:
 def _in_one_type(tensors: Mapping[str, mx.array]) -> Iterable[tuple[str, mx.array]]:
     """In the narrowest type that one has: a norm of 32 bits makes float32 of all that follows. As mlx-lm's conversions,
     leaves out what decides between experts."""
-    element = min((each.dtype for each in tensors.values() if _is_float(each)), key=lambda kind: kind.size)
+    found = (each.dtype for each in tensors.values() if _is_float(each))
+    element = min(found, key=lambda kind: kind.size, default=mx.float32)
     for name, values in tensors.items():
         cast = _is_float(values) and not name.endswith("e_score_correction_bias")
         yield name, values.astype(element) if cast else values

@@ -761,7 +761,7 @@ class Estimates:
         """The draft has ended a growth step."""
         if step.response is not None:
             (self.first_response if step.first else self.next_response).observe(step.response)
-        if self.block == 1 or step.seconds > TUNING.inside_block * self.step.get(0.0):
+        if self.block == 1 or step.seconds > TUNING.inside_block * self.slowest_step:
             self.step.observe(step.seconds)
             self.growth.observe(step.nodes, step.seconds)
         self.slowest_step = max(step.seconds, TUNING.slowest_fading * self.slowest_step)

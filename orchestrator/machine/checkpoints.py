@@ -122,9 +122,10 @@ def gguf_file(name: str, *, fetch: bool = True) -> Path | None:
         found = try_to_load_from_cache(id, file)
         return Path(found) if isinstance(found, str) else None
     if path.is_file():
-        return path.resolve()
-    files = gguf_files(path) if name and path.is_dir() else []
-    return files[0].resolve() if len(files) == 1 else None
+        # The parts of a split file lie beside it by their names, a link's too.
+        return path.absolute() if len(part_names(path.name)) > 1 else path.resolve()
+    files = gguf_files(path.resolve()) if name and path.is_dir() else []
+    return files[0] if len(files) == 1 else None
 
 
 def hub_file(id: str, name: str, revision: str | None = None) -> Path:

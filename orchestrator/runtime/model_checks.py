@@ -138,8 +138,6 @@ def _loaded(engine: str, folder: Path, target: Path, findings: list[Check]) -> l
     match _examination("draft", "draft_worker.drafter_examination", engine, str(folder), str(target)):
         case ModelRefusal(text=text):
             return [Check("draft", "fail", text)]
-        case Loaded(guessed=""):
-            return findings
         case Loaded() as report:
             record(folder, target, report)
             return [*findings, Check("reading", "warn" if report.wrong else "ok", report.guessed)]

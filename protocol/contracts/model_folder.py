@@ -44,7 +44,9 @@ def stored_head_tokens(folder: Path) -> "NDArray[Any] | None":
 WEIGHTS = "model*.safetensors"
 """The files that mlx-lm and Transformers read."""
 PROCESSOR_BYTES = 4
-"""Of each weight on a processor, where every one is unpacked to float32 (`protocol.inference.stored_model`)."""
+"""Of each weight on a processor that is unpacked to float32 (`protocol.inference.stored_model`)."""
+_OWN_SCALES = re.compile(r"(?:experts|switch_mlp)\..*(?:scale_2|global_scale)")
+"""Names of experts' scales that a processor heeds in unpacked weights alone."""
 SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|wte)\.")
 """Names of the embedding and the head."""
 
@@ -177,8 +179,12 @@ class ModelFolder:
         take on a processor; if they would take more, they stay packed, with scales of 32 bits.
         """
         sizes = self.tensor_bytes(on_processor)
-        if on_processor and most is not None and sum(sizes.values()) > most:
-            sizes = {name: tensor.elements * PROCESSOR_BYTES for name, tensor in self.tensors.items()}
+        packed = not any(map(_OWN_SCALES.search, self.tensors))
+        if on_processor and packed and most is not None and sum(sizes.values()) > most:
+            sizes = {
+                name: _stored(tensor) if _bits(tensor) < 16 else tensor.elements * PROCESSOR_BYTES
+                for name, tensor in self.tensors.items()
+            }
         whole = sum(size for name, size in sizes.items() if SHARED.search(name))
         return whole + (sum(sizes.values()) - whole) // ranks
 
@@ -192,7 +198,7 @@ class ModelFolder:
         stored = 8 * _stored(tensor)
         # An entry may have the name that another class of the model has for the layer: then sizes tell which it is.
         known = [forms.get(module, forms[""]), *forms.values()]
-        bits = next((bits for bits, group in known if bits * group * scales.elements == stored), 4)
+        bits = next((bits for bits, group in known if not group or bits * group * scales.elements == stored), 4)
         return stored // max(1, bits) * PROCESSOR_BYTES
 
     def _forms(self) -> Mapping[str, tuple[int, int]]:
@@ -201,6 +207,9 @@ class ModelFolder:
             config = self.settings(_CONFIG)
             stated: Any = config.get("quantization") or config.get("quantization_config") or {}
             entries = {"": stated} | {name: each for name, each in stated.items() if is_object(each)}
+            for name, group in dict(stated.get("config_groups") or {}).items():
+                weights = group["weights"]
+                entries[name] = {"bits": weights["num_bits"], "group_size": weights.get("group_size") or 0}
             return {name: (int(each.get("bits", 4)), int(each.get("group_size", 64))) for name, each in entries.items()}
         except (InputError, ValueError, AttributeError, TypeError, OverflowError):
             return {"": (4, 64)}
@@ -337,8 +346,13 @@ def _tensors_of(file: Path) -> dict[str, Tensor]:
 
 def _stored(tensor: Tensor) -> int:
     """Bytes in the file."""
+    return tensor.elements * _bits(tensor) // 8
+
+
+def _bits(tensor: Tensor) -> int:
+    """Of an element in the file."""
     bits = _BITS.match(tensor.type)
-    return tensor.elements * (int(bits[1]) if bits else 8) // 8
+    return int(bits[1]) if bits else 8
 
 
 def _add_samples(add: Callable[[bytes], object], path: Path) -> None:

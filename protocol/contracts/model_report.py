@@ -37,8 +37,8 @@ class ModelRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal", for
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded", forbid_unknown_fields=True):
     """A trained drafter that can be served."""
 
-    guessed: str = ""
-    """Which of its guesses of a text that the target wrote are right, in a sentence; empty: it reads no states."""
+    guessed: str
+    """Which of its guesses of a text that the target wrote are right, in a sentence."""
     wrong: bool = False
     """Another reading of its config.json does better."""
     first: float = 0.0

@@ -17,7 +17,15 @@ from protocol.contracts.model_folder import PROCESSOR_BYTES, ModelFolder
 from protocol.errors import InputError
 from protocol.inference.device import spare_compiler
 from protocol.inference.observed_modules import modules_of
-from protocol.inference.packed_weights import Weights, dequantized, examine, in_mlx_form, join_experts, unpack_latents
+from protocol.inference.packed_weights import (
+    ScaledLinear,
+    Weights,
+    dequantized,
+    examine,
+    in_mlx_form,
+    join_experts,
+    unpack_latents,
+)
 from protocol.paths import UNPACKED_VARIABLE
 
 _parameters: Callable[[Any], int] = vars(utils)["get_total_parameters"]
@@ -103,7 +111,7 @@ def ready_for_processor(network: Any) -> None:
     allowed (`UNPACKED_VARIABLE`), but for experts with scales of their own, which MLX heeds on a GPU alone."""
     if mx.default_device() == mx.Device(mx.cpu):
         allowed = os.environ.get(UNPACKED_VARIABLE)
-        scaled = any("global_scale" in module for module in network.modules())
+        scaled = any("global_scale" in one and not isinstance(one, ScaledLinear) for one in network.modules())
         if scaled or allowed is None or PROCESSOR_BYTES * _parameters(network) <= int(allowed):
             network = dequantized(network)
         network.set_dtype(mx.float32)

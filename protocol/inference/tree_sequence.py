@@ -227,7 +227,7 @@ class TreeSequence:
     def export(self, begin: int, end: int) -> tuple[LayerRows, LayerRows]:
         """Keys and values of committed tokens [begin, end), in the tokens' order.
 
-        They may be views: they are valid until the next evaluation, which is slower while they exist.
+        They may be views, valid until the next evaluation, which may write to them, or be slower while they exist.
         """
         assert begin < end
         slots = self._table.committed_slots(begin, end)
@@ -400,7 +400,7 @@ def to_numpy(rows: Sequence[mx.array]) -> LayerRows:
     """(heads, rows, size) of each (1, heads, rows, size), as views of its own memory where that is possible;
     bfloat16 as its bits.
 
-    While a view exists, MLX copies its array before it writes to it: drop the views soon.
+    While a view exists, MLX copies its array before it writes to it, and whole layers write to it: drop the views soon.
     """
     plain = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in rows]
     compute(plain)

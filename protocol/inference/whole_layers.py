@@ -100,6 +100,8 @@ class _Layer:
             return None
         for row, part in zip(forward.table, parts, strict=True):
             keys, values = map(as_numpy, part.room(self._form.row))
+            if not (keys.flags.c_contiguous and values.flags.c_contiguous):
+                return None
             row[:3] = keys.ctypes.data, values.ctypes.data, keys.strides[1] // keys.itemsize
         if x is not forward.last:
             forward.rows[:] = as_numpy(x)

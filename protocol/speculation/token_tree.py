@@ -223,20 +223,25 @@ class Calibration:
     """Believed probabilities of guesses by their rank among their siblings and the draft's own claim.
 
     A draft that is right nine times of ten may claim 0.6, and then its second guess is hardly ever right. Bins are
-    equal steps of the log odds. Each begins with a few pseudo-observations of the claim, times the share of all claims
-    of this rank that came true: a draft that overrates itself does so in every bin.
+    equal steps of the log odds. Each begins with a few pseudo-observations of the claim, corrected by all claims of
+    this rank: a draft that overrates itself does so in every bin. If fewer came true than were claimed, the claim
+    shrinks by that share; if more, what it lacks to 1 does.
     """
 
     def __init__(self) -> None:
         self._trials = [[0.0] * _BINS for _ in range(_RANKS)]
         self._hits = [[0.0] * _BINS for _ in range(_RANKS)]
-        self._claimed = [_SHARE_WEIGHT] * _RANKS
-        self._came = [_SHARE_WEIGHT] * _RANKS
+        self._claimed = [[_SHARE_WEIGHT, _SHARE_WEIGHT] for _ in range(_RANKS)]
+        """How many were to be wrong and right, by the claims."""
+        self._came = [[_SHARE_WEIGHT, _SHARE_WEIGHT] for _ in range(_RANKS)]
+        """How many were."""
 
     def __call__(self, claimed: float, rank: int) -> float:
         """The believed probability, strictly inside (0, 1). Rank 0 is the draft's first guess."""
         row, bin = min(rank, _RANKS - 1), bisect_right(_BOUNDS, claimed)
-        prior = claimed * self._came[row] / self._claimed[row]
+        (wrong, right), (wrong_claimed, right_claimed) = self._came[row], self._claimed[row]
+        overrated = right * wrong_claimed <= right_claimed * wrong
+        prior = claimed * right / right_claimed if overrated else 1.0 - (1.0 - claimed) * wrong / wrong_claimed
         share = (self._hits[row][bin] + _PRIOR_WEIGHT * prior) / (self._trials[row][bin] + _PRIOR_WEIGHT)
         return min(max(share, 1e-9), 1.0 - 1e-9)
 
@@ -248,5 +253,5 @@ class Calibration:
         row, bin = min(rank, _RANKS - 1), bisect_right(_BOUNDS, claimed)
         self._trials[row][bin] = _DECAY * self._trials[row][bin] + 1.0
         self._hits[row][bin] = _DECAY * self._hits[row][bin] + right
-        self._claimed[row] = _DECAY * self._claimed[row] + claimed
-        self._came[row] = _DECAY * self._came[row] + right
+        for counts, share in ((self._claimed[row], claimed), (self._came[row], float(right))):
+            counts[:] = _DECAY * counts[0] + 1.0 - share, _DECAY * counts[1] + share

@@ -99,8 +99,8 @@ class DiskCache:
             self._turns.append(_Turn(memory, _parts(snapshot, looked._replace(chunks=chunks)), sequence))
 
     def settle(self, sequence: TreeSequence) -> None:
-        """The sequence goes on, and MLX would copy all of its arrays, since turns that wait hold them. The next files
-        of these get copies of their own; the others are kept after the next turn."""
+        """Call it before the sequence goes on: forwards write in place to arrays that turns hold. The next files of
+        these get copies of their own; the others are kept after the next turn."""
         for place, turn in enumerate(self._turns):
             if turn.sequence is sequence:
                 copied = list(_copied(turn.parts, _MOST_COPIED))

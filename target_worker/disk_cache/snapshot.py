@@ -106,7 +106,7 @@ class CacheShape(NamedTuple):
 
 
 class Snapshot:
-    """A sequence's committed tokens as they are now: later forwards do not change it.
+    """A sequence's committed tokens as they are now, if `DiskCache.settle` is called before the sequence goes on.
 
     It refers to the sequence's arrays, so that taking it costs no time. A forward meanwhile copies those that it
     writes to.

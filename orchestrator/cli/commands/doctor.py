@@ -26,7 +26,11 @@ _FAILED = 1
     metavar="MODEL",
     help="Load this target instead, and say what it verifies at a time.",
 )
-@click.option("--draft", metavar="MODEL", help="What kind of draft it is. With --neural-engine: which one.")
+@click.option(
+    "--draft",
+    metavar="MODEL",
+    help="What kind of draft it is; with --target, is it read rightly? With --neural-engine: which one.",
+)
 @stays_awake
 def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | None) -> None:
     """Show what this machine has, what will be used, and the next step for what is missing.

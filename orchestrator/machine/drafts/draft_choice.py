@@ -208,7 +208,7 @@ def _trained_draft(
         return None
     target = _required(target, folder)
     drafter.fitting(folder, target)
-    return DraftChoice(drafter.engine, folder, _reading_note(folder, target) if drafter.width else "", target=target)
+    return DraftChoice(drafter.engine, folder, _reading_note(folder, target), target=target)
 
 
 def _reading_note(folder: Path, target: Path) -> str:

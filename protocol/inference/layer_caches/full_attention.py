@@ -195,8 +195,10 @@ class FullAttentionCache(RowCache):
     def shrink(self, slots: int) -> None:
         # A contiguous part of an array would keep all of it in memory.
         held = mx.arange(max(0, slots - self._base))
-        self._keys = tuple(mx.take(array, held, axis=2) for array in self._keys)
-        self._values = tuple(mx.take(array, held, axis=2) for array in self._values)
+        self._keys, self._values = (
+            tuple(mx.contiguous(mx.take(array, held, axis=2)) for array in stored)
+            for stored in (self._keys, self._values)
+        )
         self._end = min(self._end, slots)
 
     def copy(self, slots: int) -> Self:

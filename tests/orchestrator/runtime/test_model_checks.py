@@ -52,16 +52,17 @@ def asked(*arguments: str, **environment: str) -> list[Any]:
 
 
 def test_beside_a_target_the_layers_are_known_and_the_fit(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(model_checks, "_examination", lambda *_: Loaded())
+    monkeypatch.setattr(model_checks, "_examination", lambda *_: Loaded(guessed="All are right."))
     config, tensors = FORMATS["safeailab"]()
     folder = write(tmp_path / "drafter", (config, tensors | {"embed_tokens.weight": (VOCABULARY, WIDTH)}))
-    (alone,), (beside, keys) = draft_findings(str(folder)), draft_findings(str(folder), str(target))
+    (alone,), (beside, keys, reading) = draft_findings(str(folder)), draft_findings(str(folder), str(target))
 
     assert "three outputs (a low, a middle and a high one) of the target" in alone.text
     assert "the outputs of layers 1, 3, 4 (from 0)" in beside.text
     assert beside.text.endswith("It fits this target.")
+    assert (reading.status, reading.text) == ("ok", "All are right.")
     assert "\ndraft_vocab_size 24: other values are refused\n" in keys.text
     assert keys.text.endswith("\nNot used: architectures ['LlamaForCausalLMEagle3'].")
 

@@ -135,3 +135,13 @@ def test_copies_stay_as_they_are_when_their_original_goes_on():
 
     assert all(np.array_equal(*rows) for rows in zip(copied.export(0, CHUNK)[0], right, strict=True))
     assert all(np.array_equal(kept.arrays[f"{layer}.keys"][0], rows) for layer, rows in enumerate(right))
+
+
+@_HAS
+def test_a_shortened_sequence_goes_on_as_if_it_had_always_been_so_short():
+    made = model()
+    sequence = begun(made, 300)
+    sequence.shorten(280)
+    sequence.truncate(100)
+
+    assert np.array_equal(chained(sequence, 100, 5), chained(begun(made, 100), 100, 5))

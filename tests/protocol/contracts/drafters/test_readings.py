@@ -23,7 +23,6 @@ STATED: list[tuple[str, dict[str, Any], str, str]] = [
     ("dspark", {}, "num_anchors", ""),
     ("qwen_mtp", {}, "vocab_size", "target vocabulary 40"),
     ("qwen_mtp", {}, "rms_norm_eps", "left to the target's architecture"),
-    ("early_exit", {}, "layers", "layers 2"),
 ]
 """Format, changes of its config, a key, and what it states; nothing: it is not used."""
 
