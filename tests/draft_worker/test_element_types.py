@@ -206,7 +206,7 @@ def opened(engine: Any, fed: int) -> Any:
 
 def feed(sequence: Any, engine: Any, first: int, stop: int) -> None:
     if engine.features is not None and stop > first:
-        sequence.feed(first, random_features(stop, engine.features.joined)[first:])
+        sequence.feed(first, random_features(stop, engine.features.elements)[first:])
 
 
 def batch(sequence: Any, tokens: tuple[int, ...], parents: tuple[int, ...], committed: tuple[int, ...] = ()) -> Batch:
