@@ -44,9 +44,10 @@ def test_fan_out_is_no_worse_than_any_other_split_under_its_hit_model():
 
 
 def test_calibration_believes_what_it_measured_and_tells_first_guesses_from_second_ones():
-    calibration, ranked = Calibration(), Calibration()
+    calibration, ranked, modest = Calibration(), Calibration(), Calibration()
     random.seed(2)
     for _ in range(2000):
+        modest.observe(0.4, 0, random.random() < 0.7)
         calibration.observe(0.95, 0, random.random() < 0.6)
         ranked.observe(0.5, 0, True)
         ranked.observe(0.45, 1, False)
@@ -55,6 +56,7 @@ def test_calibration_believes_what_it_measured_and_tells_first_guesses_from_seco
     assert calibration(0.1, 0) == pytest.approx(0.1 * 0.6 / 0.95, abs=0.01), (
         "it overrates itself: so here, until measured"
     )
+    assert 0.8 < modest(0.8, 0) < modest(0.97, 0) < 0.99, "it underrates itself: no claim is certain for that"
     assert ranked(0.5, 0) > 0.9
     assert ranked(0.45, 1) < 0.1
     assert ranked(0.45, 3) == ranked(0.45, 7) == pytest.approx(0.45)
