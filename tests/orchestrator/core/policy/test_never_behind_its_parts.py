@@ -128,7 +128,7 @@ def simulated(text: RepetitiveText, place: str, draft: bool = True, block: int |
     return simulation
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("place", "accept", "share", "run"),
     [
@@ -153,7 +153,7 @@ def test_a_repetition_that_has_begun_is_believed_to_go_on():
     assert 0.5 < believed(0.5, 0) < 0.7 < believed(0.5, 2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("accept", [0.4, 0.6, 0.8, 0.926, 0.95])
 @pytest.mark.parametrize("place", ["processor", "M4's GPU", "M3 Max's GPU, 27B"])
 def test_a_tree_in_turns_is_not_behind_the_best_chain_of_a_block_drafter(place: str, accept: float):
