@@ -83,20 +83,27 @@ _PROCESSOR = Devices(
     slow_down=2.0,
 )
 _M4, _27B = (Devices.of(load_profile(name)) for name in ("m4-16gb-qwen2.5-3b", "m3-max-qwen3.8-27b"))
+_BLOCKS = "M3 Max's GPU, 27B"
 PLACES: dict[str, tuple[Devices, PlacementChoice]] = {
     "processor": (_PROCESSOR, "shared"),
     "M4": (_M4, "apart"),
     "M4's GPU": (on_one_device(_M4), "shared"),
-    "M3 Max's GPU, 27B": (on_one_device(_27B), "shared"),
+    _BLOCKS: (on_one_device(_27B), "shared"),
 }
 SHORT = {
     ("processor", 0.4, 0.3, 4): 0.97,
-    ("M4", 0.6, 0.6, 8): 0.97,
-    ("M4's GPU", 0.95, 0.3, 2): 0.95,
-    ("M3 Max's GPU, 27B", 0.4, 0.3, 2): 0.95,
-    ("M3 Max's GPU, 27B", 0.95, 0.6, 8): 0.92,
+    ("M4's GPU", 0.6, 0.6, 8): 0.96,
+    ("M4's GPU", 0.95, 0.3, 2): 0.96,
+    (_BLOCKS, 0.2, 0.3, 4): 0.95,
+    (_BLOCKS, 0.2, 0.6, 8): 0.95,
+    (_BLOCKS, 0.4, 0.3, 4): 0.96,
+    (_BLOCKS, 0.4, 0.6, 8): 0.95,
+    (_BLOCKS, 0.6, 0.6, 8): 0.94,
+    (_BLOCKS, 0.8, 0.3, 2): 0.97,
+    (_BLOCKS, 0.95, 0.3, 2): 0.97,
+    (_BLOCKS, 0.95, 0.6, 8): 0.97,
 }
-"""Where it is up to 8% behind."""
+"""Where it is up to 6% behind."""
 PARTS = {
     "plain": (False, {"strategy": "ar"}),
     "lookup alone": (False, {}),
@@ -155,7 +162,7 @@ def test_a_repetition_that_has_begun_is_believed_to_go_on():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("accept", [0.4, 0.6, 0.8, 0.926, 0.95])
-@pytest.mark.parametrize("place", ["processor", "M4's GPU", "M3 Max's GPU, 27B"])
+@pytest.mark.parametrize("place", ["processor", "M4's GPU", _BLOCKS])
 def test_a_tree_in_turns_is_not_behind_the_best_chain_of_a_block_drafter(place: str, accept: float):
     text = RepetitiveText.of(accept, 0.0, 1)
     chains = [seconds(text, place, block=8, strategy="sd", draft_tokens=tokens) for tokens in range(1, 9)]
