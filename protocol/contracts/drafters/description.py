@@ -167,7 +167,7 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whose format its files have."""
     form: BlockForm | Eagle3Form | MtpForm
     """Of its network."""
-    width: int = 0
+    width: int
     """Elements of one output of the target."""
     stated_outputs: tuple[int, ...] | None = None
     """Those, counted as `protocol.messages.features` counts them; None: they follow from the target's depth."""
