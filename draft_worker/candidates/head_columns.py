@@ -78,7 +78,7 @@ class Columns:
         """(L, count) `logits` after the logits processors of `batch`, which know tokens and no columns."""
         if batch.processors is None:
             return logits
-        if self.tokens is None:
+        if self.tokens is None or not batch.processors.reads_tokens:
             return batch.processors.apply(logits, batch.paths)
         return batch.processors.apply(self._spread(logits), batch.paths)[:, self._places]
 
@@ -91,9 +91,12 @@ class Columns:
             support = Support(self._names(support.tokens), support.probabilities)
         return Candidates(self._names(found.tokens), found.probabilities, support)
 
+    def ids(self, columns: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+        """The tokens of `columns`."""
+        return columns if self.tokens is None else self.tokens[columns]
+
     def _names(self, columns: Sequence[int]) -> list[int]:
-        assert self.tokens is not None, "a whole head's columns are tokens"
-        return self.tokens[np.asarray(columns, np.int64)].tolist()
+        return self.ids(np.asarray(columns, np.int64)).tolist()
 
     def _spread(self, logits: mx.array) -> mx.array:
         """(L, shared) logits, -inf for tokens that the head lacks."""

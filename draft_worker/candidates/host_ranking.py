@@ -23,7 +23,7 @@ from draft_worker.candidates.head_columns import Columns
 from draft_worker.candidates.ranking import MIN_CANDIDATES, mix, with_support
 from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
-from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key
+from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_bits, noise_key
 from protocol.speculation.token_tree import Candidates
 
 Ids = npt.NDArray[np.int64]
@@ -104,6 +104,10 @@ _FEW_GROUPS = 64
 _EXACT_LENGTH = 1 << 14
 """Up to this length of a row the mass of the tail is exact."""
 _STRIDE = 16
+_FEW = 1024
+"""Of so many tokens, which filters leave, noise is computed for each."""
+_SORTED = 256
+"""Most nuclei have fewer tokens."""
 _EXACT_TOKENS = 256
 """Without noise, the mass of at least this many tokens is exact."""
 _LEAST = float(np.finfo(np.float32).min)
@@ -207,11 +211,29 @@ def _best(survivors: Survivors, limit: int, tail: npt.NDArray[np.float32]) -> Ca
     return Candidates(tokens[order].tolist(), np.minimum(np.exp(scores[order] - top) / total, 1.0).tolist())
 
 
+def _least_kept(row: Floats, sampling: Sampling, count: int = _SORTED) -> float:
+    """The least logit that the filters of `sampling` keep (`logits_processors.FILTERS`), from the best `count` of the
+    row; from all where these do not show it."""
+    best = -np.sort(-np.partition(row, -count)[-count:] if count < len(row) else -row)
+    masses, least = np.exp(best - best[0]), -math.inf
+    if 0 < sampling.top_k < len(best):
+        least = best[sampling.top_k - 1]
+        mass = masses[best >= least].sum()
+    else:
+        mass = np.exp(row - best[0]).sum()
+    if sampling.top_p < 1.0:
+        beyond = np.flatnonzero(np.cumsum(masses) >= sampling.top_p * mass)
+        least = best[beyond[0]] if len(beyond) else -math.inf
+    if least == -math.inf and count < len(row):
+        return _least_kept(row, sampling, len(row))
+    return float(max(least, best[0] + math.log(sampling.min_p)) if sampling.min_p > 0.0 else least)
+
+
 class CandidateSelector:
     """Selects candidates among these columns, beside their target."""
 
     def __init__(self, columns: Columns) -> None:
-        self._columns = columns
+        self.columns = columns
         self._width = -(-columns.count // GROUP_SIZE) * GROUP_SIZE
 
     def begin(self, sampling: Sampling, positions: Iterable[int]) -> None:
@@ -219,29 +241,52 @@ class CandidateSelector:
         if not sampling.greedy and not _draws(sampling):
             self._prefetch.begin(sampling.seed, positions)
 
+    def select_of(
+        self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch
+    ) -> list[Candidates]:
+        """`select` for (L, count or more) logits that the processor has computed."""
+        if _draws(sampling):
+            return self.columns.propose(logits, positions, sampling, batch)
+        padded = np.full((len(logits), self._width), -np.inf, np.float32)
+        padded[:, : self.columns.count] = np.asarray(logits.astype(mx.float32))[:, : self.columns.count]
+        return self.select(padded, positions, sampling, batch)
+
     def select(
         self, logits: npt.NDArray[np.float32], positions: Sequence[int], sampling: Sampling, batch: Batch
     ) -> list[Candidates]:
         """Like `Columns.propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
-        count = self._columns.count
+        count = self.columns.count
         if _draws(sampling):
-            return self._columns.propose(mx.array(logits[:, :count]), positions, sampling, batch)
+            return self.columns.propose(mx.array(logits[:, :count]), positions, sampling, batch)
         logits = logits[:, : self._width]
         if batch.followers:
-            mix(logits, self._columns.followers(batch), sampling.temperature)
-        if batch.processors is not None:
-            logits[:, :count] = np.asarray(self._columns.processed(mx.array(logits[:, :count]), batch))
+            mix(logits, self.columns.followers(batch), sampling.temperature)
         logits[:, count:] = -np.inf
+        if batch.processors is not None and batch.processors.reads_tokens:
+            logits[:, :count] = np.asarray(self.columns.processed(mx.array(logits[:, :count]), batch))
+        elif batch.processors is not None:
+            for row in logits:
+                row[row < _least_kept(row, sampling)] = -np.inf
         rows = zip(logits, positions, strict=True)
         return with_support([self._shortlist(row, position, sampling, batch.limit) for row, position in rows], sampling)
 
-    def _shortlist(self, row: npt.NDArray[np.float32], position: int, sampling: Sampling, limit: int) -> Candidates:
-        noise = self._prefetch.position(sampling.seed, position) if not sampling.greedy else None
-        return self._columns.named(shortlist(row, max(limit, MIN_CANDIDATES), sampling.temperature, noise))
+    def _shortlist(self, row: Floats, position: int, sampling: Sampling, limit: int) -> Candidates:
+        limit = max(limit, MIN_CANDIDATES)
+        if sampling.greedy:
+            return self.columns.named(shortlist(row, limit, 0.0, None))
+        possible = np.flatnonzero(row > -np.inf)
+        if len(possible) > _FEW:
+            noise = self._prefetch.position(sampling.seed, position)
+            return self.columns.named(shortlist(row, limit, sampling.temperature, noise))
+        bits = noise_bits(
+            sampling.seed, position, self.columns.ids(possible), self.columns.vocabulary, NoiseStream.SAMPLE
+        )
+        scores = row[possible] / np.float32(sampling.temperature) + gumbel(bits)
+        return self.columns.named(_best(Survivors(possible, scores, -np.inf), limit, np.empty(0, np.float32)))
 
     @cached_property
     def _prefetch(self) -> NoisePrefetch:
-        return NoisePrefetch(self._columns.vocabulary, self._columns.shared, self._columns.tokens)
+        return NoisePrefetch(self.columns.vocabulary, self.columns.shared, self.columns.tokens)
 
 
 def _draws(sampling: Sampling) -> bool:

@@ -1,12 +1,13 @@
 """The draft on MLX: token trees through a stock mlx-lm model. Knows no messages and no growth plans."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
 import mlx.core as mx
 
 from draft_worker.candidates.head_columns import Columns, ColumnsEngine, ContextColumns, widened
+from draft_worker.candidates.host_ranking import CandidateSelector
 from draft_worker.engine_interface import Batch, EngineSequence
 from draft_worker.short_head import HeadTokens, ShortHead, read_head_tokens, shorten_head
 from protocol.contracts.engines import EngineDeclaration
@@ -90,6 +91,7 @@ class MlxSequence(EngineSequence):
         self.step_nodes = None if isinstance(rows, TreeSequence) else 1
         self._sampling = sampling
         self.columns = ContextColumns(columns, widens=engine.widens)
+        self._selector: CandidateSelector | None = None
 
     @property
     def committed(self) -> int:
@@ -123,7 +125,17 @@ class MlxSequence(EngineSequence):
         positions = [self._rows.position(row) + 1 + batch.skipped for row in nodes]
         if behind:
             self._rows.keep(range(nodes.start - behind, nodes.start), nodes)
-        return self.columns.now.propose(logits[behind:], positions, self._sampling, batch)
+        return self._select(logits[behind:], positions, self._sampling, batch)
+
+    @property
+    def _select(self) -> Callable[[mx.array, Sequence[int], Sampling, Batch], list[Candidates]]:
+        """Of a row that the processor has computed it finds candidates sooner than MLX."""
+        columns = self.columns.now
+        if mx.default_device() != mx.Device(mx.cpu):
+            return columns.propose
+        if self._selector is None or self._selector.columns is not columns:
+            self._selector = CandidateSelector(columns)
+        return self._selector.select_of
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self._rows.keep(path, surviving)

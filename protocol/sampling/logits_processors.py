@@ -345,6 +345,11 @@ class LogitsProcessors:
         """Whether what they do to a row depends on more than the row."""
         return any(processor.reads_paths for processor in self._processors)
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether what they do to a number of a row depends on the token that it stands for."""
+        return not all(isinstance(processor, FILTERS) for processor in self._processors)
+
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
         """(L, V) float32 of (L, V) `logits` of any float type. Raises GrammarError unless lenient."""
         logits = logits.astype(mx.float32)

@@ -133,6 +133,9 @@ _VOCABULARY = 5_000
 _PATHS = ((7,), (9, 11))
 SAMPLINGS = {
     "top-p": Sampling(temperature=0.8, seed=5, top_p=0.9),
+    "top-k": Sampling(temperature=0.8, seed=5, top_k=300),
+    "min-p": Sampling(temperature=0.8, seed=5, min_p=0.2),
+    "few": Sampling(temperature=0.8, seed=5, top_k=3, top_p=0.5),
     "every filter": Sampling(temperature=1.3, seed=5, top_k=40, top_p=0.9, min_p=0.01),
     "penalised": Sampling(temperature=0.8, seed=5, top_p=0.95, repetition_penalty=1.3, frequency_penalty=1.5),
     "greedy, penalised": Sampling(repetition_penalty=1.3),
