@@ -17,6 +17,7 @@ from draft_worker.training.loop import Shell, Stopped, TrainingLoop, settings
 from draft_worker.training.rows import HELD_OUT, Shards
 from draft_worker.training.saved_state import Progressed, head_tokens, kept_head_tokens, require_same
 from draft_worker.training.states import claim, record_states
+from draft_worker.training.successors import successors
 from draft_worker.training.target import Target, require_plain, trained
 from protocol.child_process import Failed, claim_output
 from protocol.contracts.training import (
@@ -29,6 +30,8 @@ from protocol.contracts.training import (
 )
 from protocol.errors import InputError, PipelineError
 from protocol.processes import QualityOfService, set_quality_of_service
+from protocol.security.private_files import replacing
+from protocol.speculation.successors import SUCCESSORS
 
 REPORT = Path("training") / "report.json"
 _LEAST_MINUTES = 1e-3
@@ -70,6 +73,8 @@ class Process:
             choices = msgspec.structs.replace(choices, minutes=max(left, _LEAST_MINUTES))
         loop = TrainingLoop(training, shards, examined, choices, self.out, target.fingerprint, shell)
         report = loop.run()
+        with replacing(self.out / SUCCESSORS) as file:
+            file.write_bytes(successors(shards.answers))
         return TrainingFinished(
             folder=order.out,
             trained_parameters=trained(training.network),

@@ -72,14 +72,14 @@ class Shards:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._answers: list[Answers] = []
+        self.answers: list[Answers] = []
         self._states: list[np.ndarray] = []
         self.refresh()
 
     def refresh(self) -> int:
         """Open the shards that have appeared; returns how many there are in all."""
         while (path := states_path(self._folder, len(self._states))).is_file():
-            self._answers.append(read_answers(answers_path(self._folder, len(self._states))))
+            self.answers.append(read_answers(answers_path(self._folder, len(self._states))))
             self._states.append(np.load(path, mmap_mode="r"))
         return len(self._states)
 
@@ -90,7 +90,7 @@ class Shards:
     def row(self, number: int) -> Row:
         """The row of this number, counted over all shards. The last rows of a shard may have no states: they do not
         count."""
-        for answers, states in zip(self._answers, self._states, strict=True):
+        for answers, states in zip(self.answers, self._states, strict=True):
             if number < len(states):
                 return _row(answers, states, number)
             number -= len(states)
@@ -99,7 +99,7 @@ class Shards:
     def written(self, vocabulary: int) -> np.ndarray:
         """(vocabulary,): how often the target wrote each token."""
         counts = np.zeros(vocabulary, np.int64)
-        for each in self._answers:
+        for each in self.answers:
             counts += np.bincount(each.tokens[each.own], minlength=vocabulary)
         return counts
 

@@ -732,10 +732,12 @@ class Estimates:
         """Seconds after which growth that is due is not waited for any more."""
         return min(_MAX_GROWTH_TIMEOUT, max(TUNING.growth_wait, TUNING.growth_wait_steps * self.step.get(0.0)))
 
-    def with_another_draft(self, turns: TurnTaking) -> "Estimates":
-        """Estimates of another draft with the same target: the target's part is shared, the draft's is empty."""
+    def with_another_draft(self, turns: TurnTaking, claims: Calibration) -> "Estimates":
+        """Estimates of another draft with the same target: the target's part is shared, the draft's is empty but for
+        what is believed of its `claims`."""
         return Estimates(
             turns=turns,
+            calibration=claims,
             beside_draft=self.beside_draft,
             beside_resting_draft=self.beside_resting_draft,
             hop=self.hop,

@@ -9,14 +9,15 @@ from orchestrator.core.round import Rounds
 from protocol.messages.features import Features
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Fault, Hello, Lowered, Prefilled, Prefilling, PromptLogprobs
+from protocol.speculation.successors import Successors
 
 
 class Machine(Rounds):
     """The state machine that the runtime, the simulator and tests drive."""
 
-    def __init__(self, options: Options, profile: str = "") -> None:
-        """`profile`: name of the device profile that paces the workers, if there is one."""
-        super().__init__(options, profile)
+    def __init__(self, options: Options, profile: str = "", successors: Successors | None = None) -> None:
+        """As `Rounds`."""
+        super().__init__(options, profile, successors)
         self._handlers |= {WorkerUp: self._on_worker_up, Tick: self._on_tick}
         self._message_handlers |= {
             ("target", Prefilling): self._on_prefilling,

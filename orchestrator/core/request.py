@@ -19,6 +19,7 @@ from protocol.messages.plans import GrowthPlan
 from protocol.messages.sampling import TokenLogprob
 from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
+from protocol.speculation.successors import Successors
 from protocol.speculation.token_tree import Node, TokenTree, flatten, node_id
 
 _FIRST_ROOT = NodeId(0)
@@ -27,8 +28,16 @@ _FIRST_ROOT = NodeId(0)
 class Request:
     """Round r verifies below root r; its verdict makes root r + 1."""
 
-    def __init__(self, id: RequestId, task: Task, estimates: Estimates, draftable: bool, now: float) -> None:
-        """`draftable`: the strategy uses a draft."""
+    def __init__(
+        self,
+        id: RequestId,
+        task: Task,
+        estimates: Estimates,
+        draftable: bool,
+        now: float,
+        successors: Successors | None = None,
+    ) -> None:
+        """`draftable`: the strategy uses a draft. `successors`: what the target writes."""
         self.id = id
         self.task = task
         self.tokens = list(task.tokens)
@@ -68,7 +77,7 @@ class Request:
         self.prompt_logprobs_left = len(task.tokens) - 1 if task.sampling.prompt_logprobs else 0
         """Tokens of the prompt whose token_logprobs the client waits for."""
         self._max_tokens = task.max_tokens
-        self._lookup = PromptLookup()
+        self._lookup = PromptLookup(successors)
         self._lookup.extend(self.tokens)
         self._verified_nodes: dict[NodeId, Node] = {}
         """Nodes under verification."""

@@ -21,6 +21,7 @@ from orchestrator.core.scheduler import ResponseTimeouts, Scheduler
 from orchestrator.core.workers import FeatureRelay, WorkerRegistry, refusal
 from protocol.messages.base import RequestId
 from protocol.messages.worker import Forest, Grow, Prefilled, Prefilling, PromptLogprobs, Stop, Verdict
+from protocol.speculation.successors import Successors
 
 _FATAL = (
     "Two targets ended while they computed this request, or did nothing for it, so it is not tried again. "
@@ -31,8 +32,10 @@ _FATAL = (
 class Rounds:
     """All requests of one pipeline. One forward of the target serves all of them that are ready."""
 
-    def __init__(self, options: Options, profile: str = "") -> None:
-        """`profile`: name of the device profile that paces the workers, if there is one."""
+    def __init__(self, options: Options, profile: str = "", successors: Successors | None = None) -> None:
+        """`profile`: name of the device profile that paces the workers, if there is one. `successors`: what the target
+        writes, for guesses by prompt lookup."""
+        self._successors = successors
         self.strategy = STRATEGIES[options.strategy](options)
         self.requests: dict[RequestId, Request] = {}
         self.stale = 0
@@ -129,7 +132,7 @@ class Rounds:
 
     def _on_submitted(self, event: Submitted, now: float) -> Ready:
         estimates = self.drafts.estimates(event.task, len(event.task.tokens))
-        request = Request(event.request, event.task, estimates, self.strategy.drafts, now)
+        request = Request(event.request, event.task, estimates, self.strategy.drafts, now, self._successors)
         self.requests[request.id] = request
         admitted = self.scheduler.add(request.id, event.task.background)
         return Ready(self._admit(request.id, now) if admitted else self._queue())

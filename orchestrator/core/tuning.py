@@ -92,6 +92,8 @@ class Tuning:
     """Of small drafts of one family: the share of right guesses by their rank."""
     ranks_weight: int = tuned(8, "2026-11-28-five-kinds-tokens-second")
     """Observations that `ranks` count as."""
+    sampled_claims: float = tuned(0.62, "2026-11-29-claims-that-came")
+    """Share of a draft's claims that come true at a temperature, where noise is in its scores."""
     guesses_window: int = tuned(128, None)
     hits_decay: float = tuned(0.99, None)
     hits_exponent: float = tuned(0.8, None)

@@ -51,6 +51,7 @@ from protocol.kv.segments import unlink_owned, unlink_segment
 from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
 from protocol.messages.worker import CacheOff, Hello, KvCut, Lowered, Stop, ToWorker, Unfit
+from protocol.speculation.successors import stored_successors
 
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
@@ -70,7 +71,8 @@ class Orchestrator:
         self._session = Session(Path(setup.session))
         self._epoch = int.from_bytes(os.urandom(4)) + 1
         self._codec = TextCodec(Path(setup.target))
-        self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
+        known = stored_successors(Path(setup.draft)) if setup.draft else None
+        self._machine = Machine(setup.options, setup.pace.name if setup.pace else "", known)
         self._journal = Journal(setup.record) if setup.record else None
         self._trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self._subscribers = Subscribers[ClientAddress](

@@ -1,8 +1,11 @@
-"""Prompt lookup: guesses the token that followed the last few tokens earlier in the text. Pure; knows no tree."""
+"""Prompt lookup: guesses the token that followed the last few tokens earlier in the text, or follows them in what the
+target writes. Pure; knows no tree."""
 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import TypeAlias
+
+from protocol.speculation.successors import Successors
 
 Gram: TypeAlias = tuple[int, ...]
 
@@ -26,7 +29,9 @@ class PromptLookup:
     measured while the text is read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, successors: Successors | None = None) -> None:
+        """`successors`: what the target writes, for `chain`."""
+        self._successors = successors
         self._classes = [_class(length) for length in range(LONGEST + 1)]
         self._clear()
 
@@ -74,14 +79,17 @@ class PromptLookup:
         return [(token, confidence * count / total) for token, count in ranked[:limit]]
 
     def chain(self, suffix: Sequence[int], limit: int) -> Iterator[tuple[int, float]]:
-        """At most `limit` (token, probability), each the best continuation of `suffix` and the tokens before it."""
+        """At most `limit` (token, probability), each the best continuation of `suffix` and the tokens before it, by the
+        text or by the target's successors."""
         text = list(suffix)
         for _ in range(limit):
-            best = self.continuations(text, 1)
-            if not best:
+            found = self.continuations(text, 1)
+            known = self._successors.after(*text[-2:]) if self._successors and len(text) > 1 else None
+            best = max(found if known is None else [*found, known], key=itemgetter(1), default=None)
+            if best is None:
                 break
-            yield best[0]
-            text.append(best[0][0])
+            yield best
+            text.append(best[0])
 
     def _clear(self) -> None:
         self._tokens: list[int] = []

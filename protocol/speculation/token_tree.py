@@ -228,12 +228,13 @@ class Calibration:
     shrinks by that share; if more, what it lacks to 1 does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, true: float = 1.0) -> None:
+        """`true`: share of the claims that is believed to come true before any did."""
         self._trials = [[0.0] * _BINS for _ in range(_RANKS)]
         self._hits = [[0.0] * _BINS for _ in range(_RANKS)]
         self._claimed = [[_SHARE_WEIGHT, _SHARE_WEIGHT] for _ in range(_RANKS)]
         """How many were to be wrong and right, by the claims."""
-        self._came = [[_SHARE_WEIGHT, _SHARE_WEIGHT] for _ in range(_RANKS)]
+        self._came = [[(2.0 - true) * _SHARE_WEIGHT, true * _SHARE_WEIGHT] for _ in range(_RANKS)]
         """How many were."""
 
     def __call__(self, claimed: float, rank: int) -> float:

@@ -20,13 +20,17 @@ from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.coreml import FOLDER_FACTS, Choices, OnProgress, Progress, silent
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
+from protocol.speculation.successors import SUCCESSORS
 
 _SLOT_MULTIPLE = 32
 """The context is a multiple of this: 64 bytes of fp16."""
 _MAX_AXIS = 16_384
 """The Neural Engine's longest axis."""
 _DEFAULT_CONTEXT = 2048
-_COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+_COPIED = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"),
+    SUCCESSORS,
+)
 
 
 def convert(source: Path, destination: Path, choices: Choices, report: OnProgress = silent) -> Package:

@@ -7,6 +7,7 @@ from orchestrator.core.estimates import Estimates, MeasuredCost, TurnTaking
 from orchestrator.core.events import Task
 from orchestrator.core.tuning import TUNING
 from protocol.messages.worker import Hello
+from protocol.speculation.token_tree import Calibration
 
 _MAX_ABSENT = 16
 
@@ -53,7 +54,7 @@ class DraftHistory:
         if length:
             found = self._of(greedy, 0).with_costs_of(target)
         else:
-            found = target.with_another_draft(self.turns)
+            found = target.with_another_draft(self.turns, Calibration(1.0 if greedy else TUNING.sampled_claims))
             if self._draft is not None:
                 found.expect_draft(self._draft)
         found.longest = TUNING.lengths[length] if length < len(TUNING.lengths) else math.inf

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median
 
 import msgspec
 
-from orchestrator.core.events import Arrived, Event, Submitted
+from orchestrator.core.events import Arrived, Event, Submitted, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.findings import Column, Table
@@ -36,6 +37,7 @@ from orchestrator.lab.profile.run import TracedRun, WorkerLife
 from protocol.messages.base import Role
 from protocol.messages.client import Statistics
 from protocol.messages.worker import Prefilled, Start, Verdict, Verify
+from protocol.speculation.successors import stored_successors
 from protocol.worker.spans import SpanKind
 
 _TRAVELLING, _HELD = "messaging", "orchestrator"
@@ -138,7 +140,9 @@ def expected_rounds(events: Sequence[tuple[Event, float]], options: Options, las
     guess behind the root. Of the `last` requests, which were served one by one, by a replay of a recorded pipeline: at
     a verdict the strategy's figures are still those that it has decided by."""
     requests = [event.request for event, _ in events if isinstance(event, Submitted)][-last:]
-    machine, kinds = Machine(options), defaultdict[tuple[float, str, int, bool], list[tuple[float, ...]]](list)
+    models = (event.hello.model for event, _ in events if isinstance(event, WorkerUp) and event.hello.role == "draft")
+    machine = Machine(options, successors=next(filter(None, map(stored_successors, map(Path, models))), None))
+    kinds = defaultdict[tuple[float, str, int, bool], list[tuple[float, ...]]](list)
     for event, now in events:
         verdict = event.message if isinstance(event, Arrived) else None
         request = machine.requests.get(verdict.request) if isinstance(verdict, Verdict) else None

@@ -14,6 +14,7 @@ from protocol.contracts.model_folder import HEAD_TOKENS, ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
+from protocol.speculation.successors import SUCCESSORS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,8 +53,9 @@ def packed_draft() -> Path:
 
 CONFIG = "config.json"
 LAYERS = "layers.safetensors"
-PACKED = (CONFIG, LAYERS, HEAD_TOKENS)
-"""The files of a packed draft: layers, final norm, and the tokens of its head; no embedding and no tokenizer."""
+PACKED = (CONFIG, LAYERS, HEAD_TOKENS, SUCCESSORS)
+"""The files of a packed draft: layers, final norm, the tokens of its head, and the successors of tokens in what its
+target writes; no embedding and no tokenizer."""
 EMBEDDING = "model.embed_tokens"
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _SAME = ("hidden_size", "vocab_size")
@@ -92,14 +94,16 @@ def join(packed: Path, target: Path, folder: Path) -> None:
     # The library's own writer raises no OSError if the disk is full.
     (folder / "model.safetensors").write_bytes(save(_arrays(packed / LAYERS) | embedding, {"format": "mlx"}))
     (folder / CONFIG).write_text(json.dumps(config, indent=1))
-    shutil.copyfile(packed / HEAD_TOKENS, folder / HEAD_TOKENS)
+    for name in (HEAD_TOKENS, SUCCESSORS):
+        shutil.copyfile(packed / name, folder / name)
     for name in _TOKENIZER:
         shutil.copyfile(target / name, folder / name)
 
 
 def _key(packed: Path, target: Path) -> str:
     digest = sha256(f"{_FORMAT} {ModelFolder(packed).fingerprint} {ModelFolder(target).fingerprint}".encode())
-    digest.update((target / "tokenizer.json").read_bytes())
+    for file in (target / "tokenizer.json", packed / SUCCESSORS):
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 

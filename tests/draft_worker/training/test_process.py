@@ -28,6 +28,7 @@ from protocol.contracts.training import (
     TrainingReport,
 )
 from protocol.errors import InputError
+from protocol.speculation.successors import stored_successors
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.models.training_work import write_target, write_work
 
@@ -58,6 +59,7 @@ def test_a_drafter_from_prompts_after_a_stop_in_the_middle(order: TrainingOrder)
     assert finished.steps == 6
     assert [each.temperature for each in finished.held_out.acceptance] == [0.0, 0.7, 1.0]
     assert len(np.load(Path(order.out) / "head_tokens.npy")) == 30
+    assert stored_successors(Path(order.out)) is not None
 
 
 def test_the_time_holds_in_all_stages(order: TrainingOrder, monkeypatch: pytest.MonkeyPatch):

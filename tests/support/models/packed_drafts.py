@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from orchestrator.machine.drafts.shipped_drafts import CONFIG, EMBEDDING, LAYERS
 from orchestrator.machine.gguf.folder import convert_gguf
 from protocol.contracts.model_folder import HEAD_TOKENS
+from protocol.speculation.successors import SUCCESSORS
 from tests.support.models.gguf_files import SIZES, weights, write_gguf
 from tests.support.models.tiny_models import network
 
@@ -51,6 +52,7 @@ def pack(draft: Path, folder: Path) -> None:
             arrays |= {f"{module}.{part}": each for part, each in zip(names, parts, strict=False)}
     mx.save_safetensors(str(folder / LAYERS), arrays)
     shutil.copyfile(draft / HEAD_TOKENS, folder / HEAD_TOKENS)
+    (folder / SUCCESSORS).write_bytes(bytes(16))
     config = json.loads((draft / CONFIG).read_text()) | {"quantization": {"group_size": 32, "bits": 8}}
     (folder / CONFIG).write_text(json.dumps(config))
 

@@ -17,6 +17,7 @@ from orchestrator.machine.drafts import shipped_drafts as module
 from orchestrator.machine.drafts.shipped_drafts import (
     CONFIG,
     LAYERS,
+    PACKED,
     default_draft,
     join,
     packed_draft,
@@ -26,6 +27,7 @@ from orchestrator.machine.drafts.shipped_drafts import (
 from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
+from protocol.speculation.successors import SUCCESSORS
 from tests.support.models.packed_drafts import HEAD, pack, packed, target, trained
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
@@ -87,7 +89,7 @@ def test_the_draft_engine_loads_it_with_the_targets_tokenizer_and_its_own_positi
     assert head.tolist() == HEAD.tolist()
 
 
-def test_it_is_made_once_for_each_head_and_each_tokenizer(tmp_path: Path, model: Path, cache: Path):
+def test_it_is_made_once_for_each_head_tokenizer_and_table(tmp_path: Path, model: Path, cache: Path):
     draft, tokenizer = packed(tmp_path / "packed"), model / "tokenizer.json"
     first = whole_draft(draft, model)
     made = (first / "model.safetensors").stat().st_mtime_ns
@@ -98,10 +100,14 @@ def test_it_is_made_once_for_each_head_and_each_tokenizer(tmp_path: Path, model:
     np.save(draft / HEAD_TOKENS, HEAD[1:])
     second = whole_draft(draft, model)
     tokenizer.write_text(tokenizer.read_text() + "\n")
-    assert len({first, second, whole_draft(draft, model)}) == 3
+    third = whole_draft(draft, model)
+    (draft / SUCCESSORS).write_bytes(bytes(15) + b"1")
+    fourth = whole_draft(draft, model)
+    assert len({first, second, third, fourth}) == 4
+    assert (fourth / SUCCESSORS).read_bytes() == (draft / SUCCESSORS).read_bytes()
 
 
-@pytest.mark.parametrize("name", [CONFIG, LAYERS, HEAD_TOKENS])
+@pytest.mark.parametrize("name", PACKED)
 def test_a_missing_file_is_named(tmp_path: Path, model: Path, cache: Path, name: str):
     draft = packed(tmp_path / "packed")
     (draft / name).unlink()
