@@ -45,8 +45,8 @@ class Adaptive:
         gains = [each.gains for each in guesses]
         in_turns = requests[0].speculation.in_turns
         usual = estimates.usual_rate if in_turns and len(requests) == 1 else None
-        # The forward behind a block has passed, and is in no rate of what is left of the round.
-        by_surplus = usual if estimates.block > 1 else None
+        # The draft's forward behind a block has passed, and is in no rate of what is left of the round.
+        by_surplus = usual if estimates.block > 1 and requests[0].speculation.steps else None
         counts, best = best_counts(gains, estimates.target, estimates.hop.get(0.0), by_surplus)
         usual = best.rate if usual is None else usual
         owed = [self._owed_growth(request, each, now) for request, each in zip(requests, guesses, strict=True)]

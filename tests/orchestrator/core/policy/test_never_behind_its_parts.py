@@ -94,16 +94,11 @@ SHORT = {
     ("processor", 0.4, 0.3, 4): 0.97,
     ("M4's GPU", 0.6, 0.6, 8): 0.96,
     ("M4's GPU", 0.95, 0.3, 2): 0.96,
-    (_BLOCKS, 0.2, 0.3, 4): 0.95,
-    (_BLOCKS, 0.2, 0.6, 8): 0.95,
-    (_BLOCKS, 0.4, 0.3, 4): 0.96,
-    (_BLOCKS, 0.4, 0.6, 8): 0.95,
-    (_BLOCKS, 0.6, 0.6, 8): 0.94,
-    (_BLOCKS, 0.8, 0.3, 2): 0.97,
+    (_BLOCKS, 0.8, 0.3, 2): 0.96,
     (_BLOCKS, 0.95, 0.3, 2): 0.97,
     (_BLOCKS, 0.95, 0.6, 8): 0.97,
 }
-"""Where it is up to 6% behind."""
+"""Where it is up to 4% behind."""
 PARTS = {
     "plain": (False, {"strategy": "ar"}),
     "lookup alone": (False, {}),
