@@ -106,8 +106,6 @@ _EXACT_LENGTH = 1 << 14
 _STRIDE = 16
 _FEW = 1024
 """Of so many tokens, which filters leave, noise is computed for each."""
-_SORTED = 256
-"""Most nuclei have fewer tokens."""
 _EXACT_TOKENS = 256
 """Without noise, the mass of at least this many tokens is exact."""
 _LEAST = float(np.finfo(np.float32).min)
@@ -211,24 +209,6 @@ def _best(survivors: Survivors, limit: int, tail: npt.NDArray[np.float32]) -> Ca
     return Candidates(tokens[order].tolist(), np.minimum(np.exp(scores[order] - top) / total, 1.0).tolist())
 
 
-def _least_kept(row: Floats, sampling: Sampling, count: int = _SORTED) -> float:
-    """The least logit that the filters of `sampling` keep (`logits_processors.FILTERS`), from the best `count` of the
-    row; from all where these do not show it."""
-    best = -np.sort(-np.partition(row, -count)[-count:] if count < len(row) else -row)
-    masses, least = np.exp(best - best[0]), -math.inf
-    if 0 < sampling.top_k < len(best):
-        least = best[sampling.top_k - 1]
-        mass = masses[best >= least].sum()
-    else:
-        mass = np.exp(row - best[0]).sum()
-    if sampling.top_p < 1.0:
-        beyond = np.flatnonzero(np.cumsum(masses) >= sampling.top_p * mass)
-        least = best[beyond[0]] if len(beyond) else -math.inf
-    if least == -math.inf and count < len(row):
-        return _least_kept(row, sampling, len(row))
-    return float(max(least, best[0] + math.log(sampling.min_p)) if sampling.min_p > 0.0 else least)
-
-
 class CandidateSelector:
     """Selects candidates among these columns, beside their target."""
 
@@ -261,12 +241,9 @@ class CandidateSelector:
         logits = logits[:, : self._width]
         if batch.followers:
             mix(logits, self.columns.followers(batch), sampling.temperature)
-        logits[:, count:] = -np.inf
-        if batch.processors is not None and batch.processors.reads_tokens:
+        if batch.processors is not None:
             logits[:, :count] = np.asarray(self.columns.processed(mx.array(logits[:, :count]), batch))
-        elif batch.processors is not None:
-            for row in logits:
-                row[row < _least_kept(row, sampling)] = -np.inf
+        logits[:, count:] = -np.inf
         rows = zip(logits, positions, strict=True)
         return with_support([self._shortlist(row, position, sampling, batch.limit) for row, position in rows], sampling)
 

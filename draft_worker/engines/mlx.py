@@ -18,6 +18,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
+from protocol.sampling.top_tokens import on_host
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
 
@@ -131,7 +132,7 @@ class MlxSequence(EngineSequence):
     def _select(self) -> Callable[[mx.array, Sequence[int], Sampling, Batch], list[Candidates]]:
         """Of a row that the processor has computed it finds candidates sooner than MLX."""
         columns = self.columns.now
-        if mx.default_device() != mx.Device(mx.cpu):
+        if not on_host():
             return columns.propose
         if self._selector is None or self._selector.columns is not columns:
             self._selector = CandidateSelector(columns)

@@ -14,13 +14,15 @@ from typing import Any, ClassVar, TypeAlias
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.thought import closing_token, free_position
-from protocol.sampling.top_tokens import log_total, top_values
+from protocol.sampling.top_tokens import log_of_mass, log_total, on_host, top_values
 
+_Row: TypeAlias = npt.NDArray[np.float32]
 Paths: TypeAlias = Sequence[Sequence[int]]
 """For each row of logits, the tokens behind the root up to and with the row's node."""
 
@@ -97,8 +99,19 @@ class TopPMinP(LogitsProcessor):
         self._min_p = start.sampling.min_p
 
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
+        if on_host():
+            # Twelve operations of MLX over a vocabulary on one thread take several times as long.
+            return mx.array(np.stack([self._row_kept(row) for row in np.asarray(logits)]))
         logs = logits - log_total(logits)
         return self._kept(logits, logs, self._least(logs, least_of_nucleus))
+
+    def _row_kept(self, row: _Row) -> _Row:
+        with np.errstate(invalid="ignore"):
+            logs = row - log_of_mass(row)
+        least = least_nearby(logs, self._top_p) if self._top_p < 1.0 else -math.inf
+        if self._min_p > 0.0:
+            least = max(least, logs.max() + math.log(self._min_p))
+        return np.where(logs < np.float32(least), np.float32(-np.inf), row)
 
     def begin(self, logits: mx.array, paths: Paths) -> mx.array:
         logs = logits - log_total(logits)
@@ -141,14 +154,27 @@ def least_of_nucleus(logs: mx.array, mass: float) -> mx.array:
     """
     least = np.array(least_of_shortlist(logs, mass), np.float32)
     for row in np.flatnonzero(np.isnan(least)):
-        least[row] = _searched(logs[int(row)], mass)
+        least[row] = _searched(np.asarray(logs[int(row)], np.float32), mass)
     return mx.array(least)
 
 
-def _searched(row: mx.array, mass: float) -> float:
-    """The least log-probability in the nucleus of a (V,) row, by shortlists longer than the first one."""
-    rising = -np.asarray(row, np.float32)
-    count = _SHORTLIST
+_NEAR = 5.0, 10.0
+"""Nats below the most probable token, within which most nuclei lie."""
+
+
+def least_nearby(logs: _Row, mass: float) -> float:
+    """`least_of_nucleus` of a (V,) row, by the tokens that are nearly as probable as the best one, in float64."""
+    for near in _NEAR:
+        falling = -np.sort(-logs[logs >= logs.max() - near])
+        outside = np.flatnonzero(np.cumsum(np.exp(falling.astype(np.float64))) >= mass)
+        if len(outside):
+            return float(falling[outside[0]])
+    return _searched(logs, mass, 1)
+
+
+def _searched(row: _Row, mass: float, count: int = _SHORTLIST) -> float:
+    """The same, by shortlists longer than `count`."""
+    rising = -row
     while count < len(rising):
         count = min(_GROWTH * count, len(rising))
         best = -np.sort(np.partition(rising, count - 1)[:count])

@@ -35,13 +35,19 @@ def top_values(scores: mx.array, count: int) -> mx.array:
 
 def log_total(rows: mx.array) -> mx.array:
     """(L, 1) float32: log(sum(exp(row))) of each row of (L, V). A row's result does not depend on the other rows."""
-    if mx.default_device() != mx.Device(mx.cpu):
+    if not on_host():
         return mx.logsumexp(rows, axis=-1, keepdims=True)
     # On x86, MLX computes exponentials one by one; numpy has vector code and reads the same memory.
-    return mx.array([[_log_total(row)] for row in np.asarray(rows)], dtype=mx.float32)
+    return mx.array([[log_of_mass(row)] for row in np.asarray(rows)], dtype=mx.float32)
 
 
-def _log_total(row: np.ndarray) -> float:
+def on_host() -> bool:
+    """Whether MLX computes on the processor, most of it on one thread and without vectors, and shares its memory."""
+    return mx.default_device() == mx.Device(mx.cpu)
+
+
+def log_of_mass(row: np.ndarray) -> float:
+    """log(sum(exp(row)))."""
     best = row.max()
     return float(best + np.log(np.exp(row - best).sum())) if np.isfinite(best) else float(best)
 
