@@ -1,6 +1,6 @@
 """Prefills prompts for the target and offers their KV. Pure over an engine; knows no sockets.
 
-The engine runs the target's model, or a conversion of it, on a device that the target does not use.
+The engine runs the target's model in another process, or on another machine.
 """
 
 import gc
@@ -78,7 +78,7 @@ class PrefillSequence(Protocol):
 
 
 class PrefillEngine(StatedModel, Protocol):
-    """The target's model, or a conversion of it."""
+    """The target's model."""
 
     @property
     def layout(self) -> ArenaLayout: ...
