@@ -197,7 +197,7 @@ def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
     options = {name: getattr(setup.options, name) for name in _FITTED}
     plan = setup.kv
     taken = needs.budget(settings).total_bytes if plan is None else planned_bytes(needs, settings, plan)
-    weights = sum(model.weights for model in (*needs.models, *needs.packages))
+    weights = sum(each.weights for each in (*needs.models, needs.package) if each is not None)
     return PipelineMemory(taken, weights, settings.kv_for, options)
 
 
@@ -249,7 +249,7 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
         models=tuple(models),
         context=_context(target),
         on_processor=processor,
-        packages=() if package is None else (PackageNeed(DRAFT, loaded_bytes(package), cache_bytes(package)),),
+        package=None if package is None else PackageNeed(loaded_bytes(package), cache_bytes(package)),
         rings=drafter is not None,
         processes=1 + workers,
         tokenizer=tokenizer.stat().st_size if tokenizer.is_file() else 0,
