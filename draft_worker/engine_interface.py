@@ -48,8 +48,6 @@ class Batch(NamedTuple):
     skipped: int = 0
     """Tokens of the conversation that the sequence does not hold (`RollingContext`). Noise is drawn by the positions of
     the conversation."""
-    places: Sequence[int] = ()
-    """For each node, tokens between the root of its block and the node, as in `draft_stream`. Empty: all are roots."""
 
 
 class EngineSequence(ABC):

@@ -27,7 +27,7 @@ class RecordedEngine(TargetEngine):
         self._texts = texts
 
     def refusal(self, start: Start) -> str | None:
-        return super().refusal(start) or (None if self._text(start) else _unknown(start))
+        return super().refusal(start) or (None if self._text(start) else _UNKNOWN)
 
     def open(
         self, start: Start, processors: LogitsProcessors | None, found: Found[TargetKv] | None = None
@@ -108,13 +108,7 @@ class _NoLayers:
         return tokens
 
 
-def _unknown(start: Start) -> str:
-    if start.sampling.verification != "coupled":
-        return (
-            "Rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only: use "
-            "coupled verification, or the model."
-        )
-    return (
-        "This target replays recorded texts, and none is recorded for this prompt, temperature and seed without "
-        "filters or penalties: record it first, or use the model."
-    )
+_UNKNOWN = (
+    "This target replays recorded texts, and none is recorded for this prompt, temperature and seed without filters or "
+    "penalties: record it first, or use the model."
+)

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.candidates.ranking import MIN_CANDIDATES, mix, with_support
+from draft_worker.candidates.ranking import MIN_CANDIDATES, mix
 from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
-from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_key
+from protocol.sampling.threefry import Words, gumbel, half_block, noise_key
 from protocol.speculation.token_tree import Candidates
 
 Ids = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class NoisePrefetch:
         """Start to draw the bits of those positions that are not cached."""
         started = []
         for position in dict.fromkeys(positions):
-            key = noise_key(seed, position, NoiseStream.SAMPLE)
+            key = noise_key(seed, position)
             if key not in self._words:
                 with mx.stream(self._stream):
                     bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[self._chosen]
@@ -91,7 +91,7 @@ class NoisePrefetch:
     def position(self, seed: int, position: int) -> PositionNoise:
         """The noise for the token at absolute `position`."""
         self.begin(seed, (position,))
-        key = noise_key(seed, position, NoiseStream.SAMPLE)
+        key = noise_key(seed, position)
         if key not in self._noises:
             self._noises[key] = PositionNoise(*map(np.asarray, self._words[key]))
         return self._noises[key]
@@ -216,7 +216,7 @@ class CandidateSelector:
 
     def begin(self, sampling: Sampling, positions: Iterable[int]) -> None:
         """Start to draw the noise that `select` needs for tokens at these absolute positions."""
-        if not sampling.greedy and not _draws(sampling):
+        if not sampling.greedy:
             self._prefetch.begin(sampling.seed, positions)
 
     def select(
@@ -224,8 +224,6 @@ class CandidateSelector:
     ) -> list[Candidates]:
         """Like `Columns.propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
         count = self._columns.count
-        if _draws(sampling):
-            return self._columns.propose(mx.array(logits[:, :count]), positions, sampling, batch)
         logits = logits[:, : self._width]
         if batch.followers:
             mix(logits, self._columns.followers(batch), sampling.temperature)
@@ -233,7 +231,7 @@ class CandidateSelector:
             logits[:, :count] = np.asarray(self._columns.processed(mx.array(logits[:, :count]), batch))
         logits[:, count:] = -np.inf
         rows = zip(logits, positions, strict=True)
-        return with_support([self._shortlist(row, position, sampling, batch.limit) for row, position in rows], sampling)
+        return [self._shortlist(row, position, sampling, batch.limit) for row, position in rows]
 
     def _shortlist(self, row: npt.NDArray[np.float32], position: int, sampling: Sampling, limit: int) -> Candidates:
         noise = self._prefetch.position(sampling.seed, position) if not sampling.greedy else None
@@ -242,8 +240,3 @@ class CandidateSelector:
     @cached_property
     def _prefetch(self) -> NoisePrefetch:
         return NoisePrefetch(self._columns.vocabulary, self._columns.shared, self._columns.tokens)
-
-
-def _draws(sampling: Sampling) -> bool:
-    """Whether the first candidate is drawn from the draft's own distribution."""
-    return sampling.verification == "rejection" and not sampling.greedy

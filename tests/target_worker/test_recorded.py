@@ -54,7 +54,6 @@ def test_a_sequence_that_has_begun_continues_its_text():
         ({"seed": 4}, "none is recorded for this prompt, temperature and seed"),
         ({"top_p": 0.5}, "none is recorded for this prompt, temperature and seed"),
         ({"prompt_logprobs": True}, "no log-probabilities of prompts"),
-        ({"verification": "rejection"}, "Rejection sampling needs the target's whole distribution"),
     ],
 )
 def test_a_request_without_a_recorded_text_is_refused(changes: dict, words: str):
