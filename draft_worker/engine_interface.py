@@ -3,15 +3,14 @@
 Each module of draft_worker.engines holds one engine and declares it (`EngineDeclaration`).
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from protocol.messages.base import MAX_CONTEXT, Role, plain
+from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Hello, Start
+from protocol.messages.worker import Start
 from protocol.speculation.token_tree import Candidates
 
 if TYPE_CHECKING:
@@ -24,37 +23,6 @@ if TYPE_CHECKING:
 
 ANY_TOKEN = 1 << 20
 """The vocabulary of an engine that accepts any tokens."""
-
-
-class StatedModel(Protocol):
-    """What draft engines and prefill engines state about their models."""
-
-    name: str
-    model: str
-    """Folder of the model; empty without a model."""
-    architecture: str
-    vocabulary: int
-    """The engine knows the tokens below this number."""
-    context: int
-    """The engine evaluates the positions below this number."""
-    device: str
-    tokenizer: str
-    """Fingerprint of the model's tokenizer; empty for an engine that accepts any tokens."""
-
-
-def introduction(role: Role, engine: StatedModel) -> Hello:
-    """The Hello of a worker in this process that runs `engine`."""
-    return Hello(
-        role=role,
-        engine=engine.name,
-        model=plain(engine.model),
-        architecture=engine.architecture,
-        vocabulary=engine.vocabulary,
-        context=engine.context,
-        tokenizer_fingerprint=engine.tokenizer,
-        device=engine.device,
-        pid=os.getpid(),
-    )
 
 
 class Batch(NamedTuple):
@@ -80,8 +48,6 @@ class Batch(NamedTuple):
     skipped: int = 0
     """Tokens of the conversation that the sequence does not hold (`RollingContext`). Noise is drawn by the positions of
     the conversation."""
-    places: Sequence[int] = ()
-    """For each node, tokens between the root of its block and the node, as in `draft_stream`. Empty: all are roots."""
 
 
 class EngineSequence(ABC):
@@ -175,14 +141,20 @@ class EngineSequence(ABC):
         return
 
 
-class Engine(StatedModel, ABC):
+class Engine(ABC):
     """A loaded draft. A subclass sets `name` and `architecture`."""
 
+    name: str
     model: str = ""
+    """Folder of the model; empty without a model."""
+    architecture: str
     vocabulary: int = ANY_TOKEN
+    """The engine knows the tokens below this number."""
     context: int = MAX_CONTEXT
+    """The engine evaluates the positions below this number."""
     device: str = "cpu"
     tokenizer: str = ""
+    """Fingerprint of the model's tokenizer; empty for an engine that accepts any tokens."""
     joint: bool = False
     """Whether one forward can grow the trees of several sequences, as far as `joins` allows."""
     features: FeatureForm | None = None

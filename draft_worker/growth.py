@@ -27,8 +27,6 @@ class GrowthStep(NamedTuple):
     nodes: Sequence[Node]
     limit: int
     """Candidates of each node that the engine returns."""
-    places: Sequence[int] = ()
-    """Of each node in the block that the target would verify: 0 for its root. Empty: a plan without blocks."""
 
 
 class EvaluatedTree:
@@ -85,7 +83,7 @@ class ChainGrowth:
 
     def choose(self) -> GrowthStep | None:
         tip = _open_tip(self._evaluated, self._evaluated.tree.root, self._depth)
-        return None if tip is None else GrowthStep([tip[1]], limit=1, places=[tip[0]])
+        return None if tip is None else GrowthStep([tip], limit=1)
 
     def publish(self, evaluated: Sequence[Node]) -> list[Node]:
         return [child for node in evaluated for child in self._evaluated.add_children(node, 1)]
@@ -106,8 +104,7 @@ class FanOutGrowth:
         tips = list(self._tips())[:MAX_NODES]
         if not tips:
             return None
-        limit, places = _CANDIDATES_PER_GUESS * max(self._fan) + 1, [place for place, _ in tips]
-        return GrowthStep([node for _, node in tips], limit, places)
+        return GrowthStep(tips, _CANDIDATES_PER_GUESS * max(self._fan) + 1)
 
     def publish(self, evaluated: Sequence[Node]) -> list[Node]:
         """Chains first, then the bonus guesses, once the main chain has been evaluated to its end."""
@@ -121,8 +118,8 @@ class FanOutGrowth:
                 published += self._evaluated.add_children(node, chained + self._fan[position])
         return published
 
-    def _tips(self) -> Iterator[tuple[int, Node]]:
-        """The open node of the main chain, else those of all guesses' chains, each with its position in its chain."""
+    def _tips(self) -> Iterator[Node]:
+        """The open node of the main chain, else those of all guesses' chains."""
         chain = self._chain()
         tip = _open_tip(self._evaluated, chain[0], self._plan.depth + 1)
         if tip is not None:
@@ -147,14 +144,12 @@ def _guesses(chain: Sequence[Node]) -> Iterator[Node]:
                 yield child
 
 
-def _open_tip(evaluated: EvaluatedTree, start: Node, length: int) -> tuple[int, Node] | None:
-    """The first open node among `length` nodes of the chain from `start`, with its position in it."""
+def _open_tip(evaluated: EvaluatedTree, start: Node, length: int) -> Node | None:
+    """The first open node among `length` nodes of the chain from `start`."""
     node: Node | None = start
-    for position in range(length):
-        if node is None:
-            return None
-        if evaluated.is_open(node):
-            return position, node
+    for _ in range(length):
+        if node is None or evaluated.is_open(node):
+            return node
         node = node.main_child
     return None
 

@@ -4,8 +4,7 @@ Pure over an engine's sequence. Knows no transport; the caller passes the clock.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +15,7 @@ from draft_worker.growth import TreeGrowth
 from protocol.common_prefix import common_prefix
 from protocol.messages.base import MAX_NODES, NodeId
 from protocol.messages.features import Features, FeatureShipment
-from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
+from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start, Unfit
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.rolling_context import RollingContext
@@ -167,17 +166,7 @@ class DraftSequence:
         followers = self._followers(step.nodes)
         tokens = [node.token for node in step.nodes]
         paths = [] if self._processors is None else [_path(node) for node in step.nodes]
-        return Batch(
-            self._backlog,
-            tokens,
-            parents,
-            step.limit,
-            self._processors,
-            paths,
-            followers,
-            self._skipped,
-            step.places,
-        )
+        return Batch(self._backlog, tokens, parents, step.limit, self._processors, paths, followers, self._skipped)
 
     def expand(self, candidates: Sequence[Candidates]) -> list[Node]:
         """Grow the tree by the candidates for `next_batch`; returns the new nodes."""
@@ -196,18 +185,16 @@ class DraftSequence:
         """
         for start in range(0, max(1, len(nodes)), MAX_NODES):
             part = nodes[start : start + MAX_NODES]
-            parents = tuple(_parent(node) for node in part)
             yield Grow(
                 request=self.id,
                 round=self.round,
-                parents=parents,
+                parents=tuple(_parent(node) for node in part),
                 tokens=tuple(node.token for node in part),
                 probabilities=tuple(node.probability for node in part),
                 evaluated=evaluated,
                 seconds=seconds,
                 forward_nodes=joint,
                 staleness=staleness,
-                distributions=tuple(_distributions(parents, self._growth.candidates)),
             )
             evaluated, seconds, joint, staleness = 0, 0.0, 0, 0
 
@@ -427,14 +414,6 @@ class FeatureFedSequence(DraftSequence):
             self._held += self._backlog
             self._backlog = []
         self._feed.feed(self.engine, len(self._tokens))
-
-
-def _distributions(parents: Sequence[NodeId], candidates: Mapping[NodeId, Candidates]) -> Iterator[Distribution]:
-    """The distribution that each parent's main child was sampled from, once for each parent."""
-    for parent, _ in groupby(parents):
-        found = candidates.get(parent)
-        if found is not None and found.support is not None:
-            yield Distribution(parent, tuple(found.support.tokens), tuple(found.support.probabilities))
 
 
 def _parent(node: Node) -> NodeId:

@@ -1,17 +1,18 @@
 """The draft's logic: messages in, growth out. Pure over an engine; knows no sockets and no model."""
 
 import gc
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 import msgspec
 
-from draft_worker.engine_interface import Batch, Engine, EngineSequence, introduction
+from draft_worker.engine_interface import Batch, Engine, EngineSequence
 from draft_worker.features import Attach, FeatureFeed, attached_ring
 from draft_worker.sequence import AcceptanceCheck, DraftSequence, FeatureFedSequence
 from protocol.kv.prefix_sharing import Found, PrefixSharing
-from protocol.messages.base import RequestId
+from protocol.messages.base import RequestId, plain
 from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
@@ -59,8 +60,20 @@ class DraftWorker:
     def hello(self) -> Hello:
         # A paced worker has the device's costs, not those that this machine measured.
         costs = self._pacer.costs() or self._engine.costs
-        hello = introduction("draft", self._engine)
-        return msgspec.structs.replace(hello, costs=costs, block=self._engine.block, features=self._engine.features)
+        return Hello(
+            role="draft",
+            engine=self._engine.name,
+            model=plain(self._engine.model),
+            architecture=self._engine.architecture,
+            vocabulary=self._engine.vocabulary,
+            context=self._engine.context,
+            tokenizer_fingerprint=self._engine.tokenizer,
+            device=self._engine.device,
+            pid=os.getpid(),
+            costs=costs,
+            block=self._engine.block,
+            features=self._engine.features,
+        )
 
     def handle(self, message: ToWorker | FeatureShipment) -> Iterable[WorkerReply]:
         match message:

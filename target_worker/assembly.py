@@ -26,7 +26,7 @@ from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.snapshot import CacheShape
 from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings
-from target_worker.recorded import RecordedEngine, RecordedFeatures, RecordedModel
+from target_worker.recorded import RecordedEngine, RecordedModel
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
 
@@ -95,8 +95,6 @@ def _replaying(setup: WorkerSetup) -> TargetWorker:
     """A target without a model. It shares no KV, because it has none."""
     folder = Path(setup.model)
     texts = RecordedTexts.read(Path(setup.texts), ModelFolder(folder).fingerprint)
-    model = RecordedModel(folder, texts, RecordedFeatures.beside(Path(setup.texts)))
-    rings = _rings(setup, model.states, model.record)
     hello = Hello(
         role="target",
         engine="recorded",
@@ -107,10 +105,9 @@ def _replaying(setup: WorkerSetup) -> TargetWorker:
         tokenizer_fingerprint=vocabulary_fingerprint(folder),
         device=device(),
         pid=os.getpid(),
-        taps=rings and rings.taps,
     )
-    engine = RecordedEngine(model, texts, setup.prefill_chunk)
-    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), rings=rings)
+    engine = RecordedEngine(RecordedModel(folder, texts), texts, setup.prefill_chunk)
+    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace))
 
 
 def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
@@ -134,9 +131,7 @@ def _disk(setup: WorkerSetup, model: LanguageModel) -> DiskCache | None:
     return disk
 
 
-def _rings(
-    setup: WorkerSetup, tap: LayerTap | RecordedFeatures | None, record: Callable[[Outputs], None]
-) -> FeatureRings | None:
+def _rings(setup: WorkerSetup, tap: LayerTap | None, record: Callable[[Outputs], None]) -> FeatureRings | None:
     if tap is None:
         return None
     fingerprint = ModelFolder(Path(setup.model)).fingerprint

@@ -29,7 +29,6 @@ from target_worker.verification import (
     begin_logprobs,
     coupled,
     pick,
-    rejection,
     token_logprobs,
 )
 
@@ -249,8 +248,7 @@ class TargetSequence:
         records = self.cache.tap is not None and self.cache.tap.outputs
         if records or (self._processors is not None and self._processors.reads_paths):
             return False
-        saved = self.checkpoint is None or not self.checkpoint.due(self.cache.committed + 1)
-        return saved and self.sampling.verification == "coupled"
+        return self.checkpoint is None or not self.checkpoint.due(self.cache.committed + 1)
 
     @property
     def kv(self) -> TargetKv:
@@ -345,19 +343,15 @@ class TargetSequence:
         return Acceptance((), bonus, () if picked.told is None else picked.told.read((0,)))
 
     def _walk(self, logits: mx.array, proposal: ProposedTree, *, waits: bool) -> Walk:
-        """`waits`: the device may be waited for before the walk is read. It is so in any case behind rejection's
-        filters, and while a walk is read that ends at a large nucleus."""
-        drawn = self.sampling.verification == "rejection"
-        begun = self._processors is not None and not waits and not drawn
+        """`waits`: the device may be waited for before the walk is read. It is so in any case while a walk is read that
+        ends at a large nucleus."""
+        begun = self._processors is not None and not waits
         processed = logits
         if self._processors is not None:
             process = self._processors.begin if begun else self._processors.apply
             processed = process(logits, proposal.paths)
-        if drawn:
-            walk = rejection(processed, proposal, self.sampling, self._engine.noise)
-        else:
-            tell = self._tell(logits)
-            walk = coupled(processed, proposal, self.sampling, self._engine.noise, begun=begun, tell=tell)
+        tell = self._tell(logits)
+        walk = coupled(processed, proposal, self.sampling, self._engine.noise, begun=begun, tell=tell)
 
         def settled() -> Acceptance:
             found = walk()

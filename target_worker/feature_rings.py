@@ -25,7 +25,6 @@ from protocol.messages.features import (
     Taps,
 )
 from target_worker.engine import TargetSequence
-from target_worker.recorded import RecordedFeatures
 
 log = logging.getLogger(__name__)
 _UNDER_WAY = 2
@@ -39,7 +38,7 @@ class FeatureRings:
 
     def __init__(
         self,
-        tap: LayerTap | RecordedFeatures,
+        tap: LayerTap,
         record: Callable[[Outputs], None],
         *,
         fingerprint: str,

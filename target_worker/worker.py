@@ -470,7 +470,7 @@ class TargetWorker:
         if difference := out_of_step(sequence, verify):
             return (Fault("lost", difference, verify.request),)
         model = self._engine.model
-        if refusal := flaw(verify, sequence.sampling, model.vocabulary, model.context, model.level):
+        if refusal := flaw(verify, model.context, model.level):
             return (refused(verify, refusal),)
         return None
 

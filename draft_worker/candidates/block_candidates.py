@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.candidates.ranking import MIN_CANDIDATES, block_places, mix, propose, with_support
+from draft_worker.candidates.ranking import MIN_CANDIDATES, mix, propose
 from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
-from protocol.sampling.threefry import NoiseStream, draft_stream, gumbel, noise_bits
+from protocol.sampling.threefry import gumbel, noise_bits
 from protocol.sampling.top_tokens import log_total
-from protocol.speculation.token_tree import Candidates, Support
+from protocol.speculation.token_tree import Candidates
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -83,16 +83,11 @@ def propose_among(
     if any(batch.followers):
         tokens, logits = _beside(tokens, logits, batch, shared)
         mix(logits, _columns(tokens, logits, batch, shared), sampling.temperature)
-    if sampling.verification == "rejection" and not sampling.greedy:
-        noise = _FewNoise(tokens, positions, block_places(batch, len(tokens)), vocabulary)
-        with mx.stream(mx.Device(mx.cpu)):
-            drawn = propose(mx.array(logits), range(len(tokens)), sampling, batch, noise)
-        return [_named(each, row) for each, row in zip(drawn, tokens, strict=True)]
     if not sampling.greedy:
         at = np.asarray(positions)[:, None]
-        noise = gumbel(noise_bits(sampling.seed, at, tokens, vocabulary, NoiseStream.SAMPLE))
+        noise = gumbel(noise_bits(sampling.seed, at, tokens, vocabulary))
         logits = logits / np.float32(sampling.temperature) + noise
-    return with_support(_ranked(tokens, logits, max(batch.limit, MIN_CANDIDATES)), sampling)
+    return _ranked(tokens, logits, max(batch.limit, MIN_CANDIDATES))
 
 
 def _ranked(tokens: Tokens, scores: Floats, limit: int) -> list[Candidates]:
@@ -108,21 +103,6 @@ def _ranked(tokens: Tokens, scores: Floats, limit: int) -> list[Candidates]:
         Candidates(row[:count], shares[:count])
         for row, shares, count in zip(named, chances.tolist(), counts, strict=True)
     ]
-
-
-class _FewNoise:
-    """`NoiseRows` whose rows are those of the nodes, not of positions: each node has its own tokens."""
-
-    def __init__(self, tokens: Tokens, positions: Sequence[int], places: Sequence[int], vocabulary: int) -> None:
-        self._tokens, self._positions, self._vocabulary = tokens, np.asarray(positions)[:, None], vocabulary
-        self._streams = np.array([draft_stream(place) for place in places])[:, None]
-        self._rows: mx.array | None = None
-
-    def row(self, seed: int, position: int, stream: int) -> mx.array:
-        if self._rows is None:
-            bits = noise_bits(seed, self._positions, self._tokens, self._vocabulary, self._streams)
-            self._rows = mx.array(gumbel(bits))
-        return self._rows[position]
 
 
 def _beside(tokens: Tokens, logits: Floats, batch: Batch, shared: int) -> tuple[Tokens, Floats]:
@@ -146,14 +126,6 @@ def _columns(tokens: Tokens, logits: Floats, batch: Batch, shared: int) -> list[
         known = {token: place for place, token in enumerate(row) if scores[place] > -np.inf} if followers else {}
         found.append([(known[token], chance) for token, chance in followers if token < shared and token in known])
     return found
-
-
-def _named(found: Candidates, row: Tokens) -> Candidates:
-    """Candidates as tokens, from candidates as columns of their row."""
-    support = found.support
-    if support is not None:
-        support = Support(row[list(support.tokens)].tolist(), support.probabilities)
-    return Candidates(row[list(found.tokens)].tolist(), found.probabilities, support)
 
 
 class RankedRows:
@@ -213,5 +185,5 @@ class RankedRows:
     def _noise(self, row: int, columns: Sequence[int]) -> Sequence[float]:
         if self._sampling.greedy:
             return [0.0] * len(columns)
-        drawn = self._columns.noise.row(self._sampling.seed, self._first + row, NoiseStream.SAMPLE)
+        drawn = self._columns.noise.row(self._sampling.seed, self._first + row)
         return np.asarray(drawn)[columns].tolist()

@@ -18,7 +18,7 @@ from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.gumbel_noise import Noise, NoiseRows
 from protocol.sampling.threefry import gumbel, noise_bits
-from protocol.speculation.token_tree import Candidates, Support
+from protocol.speculation.token_tree import Candidates
 
 _CACHED_ROWS = 32
 """Of noise: the positions that one tree spans."""
@@ -86,17 +86,11 @@ class Columns:
         """Candidates as tokens, from candidates as columns."""
         if self.tokens is None:
             return found
-        support = found.support
-        if support is not None:
-            support = Support(self._names(support.tokens), support.probabilities)
-        return Candidates(self._names(found.tokens), found.probabilities, support)
+        return Candidates(self.ids(np.asarray(found.tokens, np.int64)).tolist(), found.probabilities)
 
     def ids(self, columns: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
         """The tokens of `columns`."""
         return columns if self.tokens is None else self.tokens[columns]
-
-    def _names(self, columns: Sequence[int]) -> list[int]:
-        return self.ids(np.asarray(columns, np.int64)).tolist()
 
     def _spread(self, logits: mx.array) -> mx.array:
         """(L, shared) logits, -inf for tokens that the head lacks."""
@@ -125,16 +119,16 @@ class _NoiseBeside:
 
     def __init__(self, noise: NoiseRows, vocabulary: int, more: npt.NDArray[np.integer]) -> None:
         self._noise, self._vocabulary, self._more = noise, vocabulary, more
-        self._rows: dict[tuple[int, int, int], mx.array] = {}
+        self._rows: dict[tuple[int, int], mx.array] = {}
         """Those since these tokens are known: siblings share a position."""
 
-    def row(self, seed: int, position: int, stream: int) -> mx.array:
-        key = seed, position, stream
+    def row(self, seed: int, position: int) -> mx.array:
+        key = seed, position
         if key not in self._rows:
-            more = mx.array(gumbel(noise_bits(seed, position, self._more, self._vocabulary, stream)))
+            more = mx.array(gumbel(noise_bits(seed, position, self._more, self._vocabulary)))
             if len(self._rows) >= _CACHED_ROWS:
                 del self._rows[next(iter(self._rows))]
-            self._rows[key] = mx.concatenate([self._noise.row(seed, position, stream), more])
+            self._rows[key] = mx.concatenate([self._noise.row(seed, position), more])
         return self._rows[key]
 
 

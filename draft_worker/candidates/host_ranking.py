@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.head_columns import Columns
-from draft_worker.candidates.ranking import MIN_CANDIDATES, mix, with_support
+from draft_worker.candidates.ranking import MIN_CANDIDATES, mix
 from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
-from protocol.sampling.threefry import NoiseStream, Words, gumbel, half_block, noise_bits, noise_key
+from protocol.sampling.threefry import Words, gumbel, half_block, noise_bits, noise_key
 from protocol.speculation.token_tree import Candidates
 
 Ids = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class NoisePrefetch:
         """Start to draw the bits of those positions that are not cached."""
         started = []
         for position in dict.fromkeys(positions):
-            key = noise_key(seed, position, NoiseStream.SAMPLE)
+            key = noise_key(seed, position)
             if key not in self._words:
                 with mx.stream(self._stream):
                     bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[self._chosen]
@@ -91,7 +91,7 @@ class NoisePrefetch:
     def position(self, seed: int, position: int) -> PositionNoise:
         """The noise for the token at absolute `position`."""
         self.begin(seed, (position,))
-        key = noise_key(seed, position, NoiseStream.SAMPLE)
+        key = noise_key(seed, position)
         if key not in self._noises:
             self._noises[key] = PositionNoise(*map(np.asarray, self._words[key]))
         return self._noises[key]
@@ -218,15 +218,13 @@ class CandidateSelector:
 
     def begin(self, sampling: Sampling, positions: Iterable[int]) -> None:
         """Start to draw the noise that `select` needs for tokens at these absolute positions."""
-        if not sampling.greedy and not _draws(sampling):
+        if not sampling.greedy:
             self._prefetch.begin(sampling.seed, positions)
 
     def select_of(
         self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch
     ) -> list[Candidates]:
         """`select` for (L, count or more) logits that the processor has computed."""
-        if _draws(sampling):
-            return self.columns.propose(logits, positions, sampling, batch)
         padded = np.full((len(logits), self._width), -np.inf, np.float32)
         padded[:, : self.columns.count] = np.asarray(logits.astype(mx.float32))[:, : self.columns.count]
         return self.select(padded, positions, sampling, batch)
@@ -236,8 +234,6 @@ class CandidateSelector:
     ) -> list[Candidates]:
         """Like `Columns.propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
         count = self.columns.count
-        if _draws(sampling):
-            return self.columns.propose(mx.array(logits[:, :count]), positions, sampling, batch)
         logits = logits[:, : self._width]
         if batch.followers:
             mix(logits, self.columns.followers(batch), sampling.temperature)
@@ -245,7 +241,7 @@ class CandidateSelector:
             logits[:, :count] = np.asarray(self.columns.processed(mx.array(logits[:, :count]), batch))
         logits[:, count:] = -np.inf
         rows = zip(logits, positions, strict=True)
-        return with_support([self._shortlist(row, position, sampling, batch.limit) for row, position in rows], sampling)
+        return [self._shortlist(row, position, sampling, batch.limit) for row, position in rows]
 
     def _shortlist(self, row: Floats, position: int, sampling: Sampling, limit: int) -> Candidates:
         limit = max(limit, MIN_CANDIDATES)
@@ -255,17 +251,10 @@ class CandidateSelector:
         if len(possible) > _FEW:
             noise = self._prefetch.position(sampling.seed, position)
             return self.columns.named(shortlist(row, limit, sampling.temperature, noise))
-        bits = noise_bits(
-            sampling.seed, position, self.columns.ids(possible), self.columns.vocabulary, NoiseStream.SAMPLE
-        )
+        bits = noise_bits(sampling.seed, position, self.columns.ids(possible), self.columns.vocabulary)
         scores = row[possible] / np.float32(sampling.temperature) + gumbel(bits)
         return self.columns.named(_best(Survivors(possible, scores, -np.inf), limit, np.empty(0, np.float32)))
 
     @cached_property
     def _prefetch(self) -> NoisePrefetch:
         return NoisePrefetch(self.columns.vocabulary, self.columns.shared, self.columns.tokens)
-
-
-def _draws(sampling: Sampling) -> bool:
-    """Whether the first candidate is drawn from the draft's own distribution."""
-    return sampling.verification == "rejection" and not sampling.greedy

@@ -100,8 +100,6 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`Checkpoint.fingerprint` of the parameters; the host's file states it too."""
     tokenizer: str
     """Fingerprint of the tokenizer; empty if the source has none."""
-    reordered: bool = False
-    """Whether the features of a head are in another order than the model's (`rotation.pair_order`)."""
     position_scale: bool = False
     """Whether queries are multiplied by a factor of their position, which the host's file has."""
     version: str = ""

@@ -258,8 +258,7 @@ class BlockSequence(EngineSequence):
 
     def _proposed(self, nodes: Sequence[_BlockRow], positions: Sequence[int], batch: Batch) -> list[Candidates]:
         """From whole rows of logits, or from rows that were ranked with their block."""
-        own = self._engine.runner.markov_head is not None or self._sampling.verification == "rejection"
-        if own or batch.processors is not None:
+        if self._engine.runner.markov_head is not None or batch.processors is not None:
             return self._columns.propose(self._logits(nodes), positions, self._sampling, batch)
         followers = self._columns.followers(batch) or [()] * len(nodes)
         return [

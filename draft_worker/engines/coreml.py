@@ -51,10 +51,7 @@ class Evaluation:
         wanted, batch, first = self._wanted(numbers), self._batch, self._nodes.start
         if not wanted:
             return
-        part = batch._replace(
-            paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
-            places=[batch.places[number - first] for number in wanted] if batch.places else (),
-        )
+        part = batch._replace(paths=[batch.paths[number - first] for number in wanted] if batch.paths else ())
         behind = logits[len(numbers) - len(wanted) :]
         found = self._selector.select(behind, self._positions(wanted), self._sampling, part)
         self._found.update(zip(wanted, found, strict=True))

@@ -57,10 +57,7 @@ class NgramEngine(Engine):
 
 
 class NgramSequence(EngineSequence):
-    """The committed tokens in an index, and the rows of the tree.
-
-    It states no distributions: rejection sampling treats a guess without a distribution as certain.
-    """
+    """The committed tokens in an index, and the rows of the tree."""
 
     def __init__(self) -> None:
         self._lookup = PromptLookup()

@@ -31,7 +31,6 @@ class RandomEngine(MlxEngine):
         self._source = np.random.default_rng(seed)
 
     def evaluate_together(self, parts: Sequence[tuple[MlxSequence, Batch]]) -> list[list[Candidates]]:
-        """Candidates without distributions: rejection sampling treats such guesses as certain."""
         return [
             [Candidates(self._different(len(each.tokens), sequence), each.probabilities) for each in candidates]
             for (sequence, _), candidates in zip(parts, super().evaluate_together(parts), strict=True)

@@ -1,17 +1,17 @@
-"""Prefills prompts for the target and offers their KV. Pure over an engine; knows no sockets.
-
-The engine runs the target's model, or a conversion of it, on a device that the target does not use.
-"""
+"""Prefills prompts for the target, with its model in another process, and offers their KV; knows no sockets."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from msgspec import structs
+import mlx.core as mx
 
-from draft_worker.engine_interface import StatedModel, introduction
+from protocol.errors import InputError
+from protocol.inference.language_model import LanguageModel
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
 from protocol.kv.exchange import KvExchange, kv_form, shipments
@@ -68,30 +68,20 @@ OpenSink: TypeAlias = Callable[[Prefill], KvSink]
 """Raises SegmentError if there is no shared memory left."""
 
 
-class PrefillSequence(Protocol):
-    """The KV of one prompt."""
-
-    def prefill(self, tokens: Sequence[int]) -> tuple[LayerRows, LayerRows]:
-        """Evaluate the next tokens of the prompt. Returns their keys and values, which may be views that stay valid
-        until the next call."""
-        ...
-
-
-class PrefillEngine(StatedModel, Protocol):
-    """The target's model, or a conversion of it."""
-
-    @property
-    def layout(self) -> ArenaLayout: ...
-
-    def open(self) -> PrefillSequence: ...
+def layout_of(model: LanguageModel) -> ArenaLayout:
+    """Raises InputError if no arena can hold the model's KV."""
+    if model.layout is None:
+        raise InputError(
+            f"The KV of {model.folder} can't be shared, because its layers differ: use --prefill-engine none."
+        )
+    return model.layout
 
 
 @dataclass(slots=True)
 class _Prompt:
     prefill: Prefill
-    sequence: PrefillSequence
+    rows: TreeSequence
     sink: KvSink
-    evaluated: int = 0
     seconds: float = 0.0
 
 
@@ -100,17 +90,30 @@ class PrefillWorker:
 
     def __init__(
         self,
-        engine: PrefillEngine,
+        model: LanguageModel,
         open_sink: OpenSink,
         clock: Callable[[], float],
         chunk: int,
         fingerprint: str = "",
+        tokenizer: str = "",
     ) -> None:
-        """`clock`: monotonic seconds. `chunk`: most tokens of one call of the engine. `fingerprint`: of the target's
-        model."""
-        self._engine = engine
+        """`clock`: monotonic seconds. `chunk`: most tokens of one forward. `fingerprint`: of the target's model;
+        `tokenizer`: of its tokenizer. Raises InputError if no arena can hold the KV."""
+        self._hello = Hello(
+            role="prefill",
+            engine="mlx",
+            model=plain(str(model.folder)),
+            architecture=model.architecture,
+            vocabulary=model.vocabulary,
+            context=model.context,
+            tokenizer_fingerprint=tokenizer,
+            device=str(mx.default_device()),
+            pid=os.getpid(),
+            kv=kv_form(layout_of(model)),
+            model_fingerprint=fingerprint,
+        )
+        self._model = model
         self._open_sink = open_sink
-        self._fingerprint = fingerprint
         self._clock = clock
         self._chunk = chunk
         self._prompts: dict[RequestId, _Prompt] = {}
@@ -118,8 +121,7 @@ class PrefillWorker:
         """The prompt that the present call works for."""
 
     def hello(self) -> Hello:
-        hello = introduction("prefill", self._engine)
-        return structs.replace(hello, kv=kv_form(self._engine.layout), model_fingerprint=self._fingerprint)
+        return self._hello
 
     def handle(self, message: ToWorker) -> Iterable[WorkerReply]:
         match message:
@@ -139,11 +141,11 @@ class PrefillWorker:
         prompt = next(iter(self._prompts.values()))
         self._at_work = prompt.prefill.request
         began = self._clock()
-        tokens = prompt.prefill.tokens[prompt.evaluated : prompt.evaluated + self._chunk]
-        yield from prompt.sink.put(prompt.evaluated, *prompt.sequence.prefill(tokens))
-        prompt.evaluated += len(tokens)
+        begin = prompt.rows.committed
+        prompt.rows.prefill(prompt.prefill.tokens[begin : begin + self._chunk])
+        yield from prompt.sink.put(begin, *prompt.rows.export(begin, prompt.rows.committed))
         prompt.seconds += self._clock() - began
-        if prompt.evaluated == len(prompt.prefill.tokens):
+        if prompt.rows.committed == len(prompt.prefill.tokens):
             del self._prompts[prompt.prefill.request]
             yield from prompt.sink.finish(prompt.seconds)
 
@@ -167,7 +169,7 @@ class PrefillWorker:
         if held is not None and held.prefill == prefill:
             return
         self._forget(prefill.request)
-        if len(prefill.tokens) > self._engine.context or max(prefill.tokens) >= self._engine.vocabulary:
+        if len(prefill.tokens) > self._model.context or max(prefill.tokens) >= self._model.vocabulary:
             yield Fault("refused", "The prompt exceeds the prefill engine's context or vocabulary.", prefill.request)
             return
         try:
@@ -177,7 +179,7 @@ class PrefillWorker:
             return
         with ExitStack() as undone:
             undone.callback(sink.drop)
-            self._prompts[prefill.request] = _Prompt(prefill, self._engine.open(), sink)
+            self._prompts[prefill.request] = _Prompt(prefill, self._model.sequence(), sink)
             undone.pop_all()
 
     def _forget(self, sequence: RequestId) -> None:

@@ -10,13 +10,12 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.training.answers import write_answers
+from draft_worker.training.answers import claim, record_states, write_answers
 from draft_worker.training.held_out import Examiner
 from draft_worker.training.language import LanguageTraining
 from draft_worker.training.loop import Shell, Stopped, TrainingLoop, settings
 from draft_worker.training.rows import HELD_OUT, Shards
 from draft_worker.training.saved_state import Progressed, head_tokens, kept_head_tokens, require_same
-from draft_worker.training.states import claim, record_states
 from draft_worker.training.successors import successors
 from draft_worker.training.target import Target, require_plain, trained
 from protocol.child_process import Failed, claim_output

@@ -50,8 +50,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     background: bool = False
     """Nobody waits for the answer: the request yields to others. It changes no token."""
     draft_tokens: int | None = None
-    """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
-    it changes no token."""
+    """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. It
+    changes no token."""
 
     @classmethod
     def preset(cls, name: str, **fields: Any) -> Self:
@@ -158,7 +158,6 @@ NOT_PRESET = {
     "frequency_penalty": "no preset penalises what was generated",
     "presence_penalty": "no preset penalises what was generated",
     "logprobs": "reports, and changes no token",
-    "verification": "chooses the acceptance rule, and not the distribution",
 }
 """Fields of `SamplingFields` that a preset does not set, and why."""
 PRESET_FIELDS = number_fields(NOT_PRESET)

@@ -14,7 +14,6 @@ from orchestrator.core.options import NOT_IN_AR, Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.workers import foreign_tokenizer
 from orchestrator.machine.blas.library import HOW_TO_GET_ONE
-from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice, pair_for
 from orchestrator.machine.hardware import lacks_fast_blas
 from orchestrator.machine.profiles.device_profiles import load_profile
@@ -32,7 +31,6 @@ from protocol.contracts.engines import (
     TargetEngineName,
     draft_engines,
 )
-from protocol.contracts.model_folder import UNQUANTIZED
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.contracts.tokenizer_fingerprint import first_difference
 from protocol.errors import InputError
@@ -140,7 +138,6 @@ def checked_setup(
         target_engine=settings.target_engine,
         draft_engine=choice.engine,
         prefill_engine=prefill,
-        prefill=str(converted_draft(str(folder), on_progress)) if prefill == "coreml" else "",
         target_texts=settings.target_texts,
         target_hosts=checked_hosts(hosts, folder, prefill) if isinstance(hosts, str) else hosts,
         options=options,
@@ -190,8 +187,6 @@ def _require_served(settings: PipelineSettings) -> None:
     target, prefill, listen = settings.target_engine, settings.prefill_engine, settings.listen
     if prefill != "none" and not settings.arenas:
         raise InputError("A prefill engine hands KV over in shared memory: set arena_memory above 0.")
-    if prefill == "coreml" and settings.kv_bits != UNQUANTIZED:
-        raise InputError("A Core ML prefill worker can't quantize KV: use the prefill engine mlx, or kv_bits 16.")
     if target == "none" and listen is None:
         raise InputError("The target engine none waits for a target of another machine: set listen to HOST:PORT.")
     if target == "none" and settings.target_hosts is not None:

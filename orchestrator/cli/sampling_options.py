@@ -5,15 +5,11 @@ from collections.abc import Callable
 from typing import IO, Any
 
 import click
-from click.core import ParameterSource
 
 from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, SamplingParams, number_fields
-from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.configuration import filled_in
 from orchestrator.cli.pipeline_options import given_only, number_range, option
-from orchestrator.runtime.request_state import require_compatible
 from protocol.bounded_files import bounded
-from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 from protocol.ineffective import Ineffective, declared
 
@@ -21,13 +17,10 @@ CommandFunction = Callable[..., Any]
 NOT_OPTIONS = {
     "repetition_context": "the default serves every text; programs can set it",
     "logprobs": "a terminal shows text alone; programs can ask for them",
-    "verification": "is a choice and no number: the option is declared here",
 }
 """Fields of `SamplingFields` without a derived option, and why."""
 _FIELDS = number_fields(NOT_OPTIONS)
 _OWN = "the model's own"
-_CHAINS = "sd"
-"""The strategy for rejection verification, for which trees have no exact rule."""
 
 
 _PRESET = option(
@@ -65,7 +58,6 @@ _OPTIONS = [
         type=click.IntRange(0),
         help="Equal seeds give equal text. Default: a fresh one, shown in the summary.",
     ),
-    _of_request("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
     click.option(
         "--max-tokens",
@@ -77,7 +69,6 @@ _OPTIONS = [
 _NAMES = (
     *(field.name for field in _FIELDS),
     "seed",
-    "verification",
     "max_tokens",
     "stop",
 )
@@ -111,20 +102,6 @@ def _schema(file: IO[str]) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no text"
         raise InputError(f"The schema {file.name} can't be read ({reason}): give a file with JSON.") from error
-
-
-def fitting_strategy(settings: PipelineSettings, params: SamplingParams) -> tuple[PipelineSettings, str]:
-    """The settings with a strategy that has the acceptance rule, and a sentence if that is not the default's. Raises
-    InputError if the user chose one that does not have it."""
-    if settings.draft_engine == NO_DRAFT:
-        return settings, ""
-    if params.verification == "rejection" and settings.strategy == PipelineSettings().strategy:
-        source = click.get_current_context().get_parameter_source("strategy")
-        if source is ParameterSource.DEFAULT:
-            note = f"Rejection verification needs chains of guesses, so the strategy is {_CHAINS}."
-            return settings.changed(strategy=_CHAINS), note
-    require_compatible(params.verification, settings.strategy)
-    return settings, ""
 
 
 def server_options(command: CommandFunction) -> CommandFunction:

@@ -231,9 +231,7 @@ class Request:
         tokens, parents = flatten(root, nodes)
         self._verified_nodes = {node.id: node for node in nodes}
         self.plain_rounds = 0 if nodes else self.plain_rounds + 1
-        rejection = self.task.sampling.verification == "rejection"
-        # With a draft, rejection sampling depends on what is verified together.
-        goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
+        goes_on = goes_on and self.remaining > 1
         self.began_early, self._goes_on = self._goes_on, goes_on
         self.outstanding = Verify(
             request=self.id,
@@ -242,7 +240,6 @@ class Request:
             position=self.position,
             tokens=tokens,
             parents=parents,
-            distributions=self.speculation.distributions(nodes) if rejection else (),
             plain_next=goes_on,
         )
         self._verified = self.speculation
@@ -276,7 +273,7 @@ class Request:
         """The accepted tokens and the bonus token. A target that had begun the round before its tree came has verified
         the root alone."""
         if verdict.root_alone and self.outstanding is not None:
-            alone = replace(self.outstanding, tokens=self.outstanding.tokens[:1], parents=(-1,), distributions=())
+            alone = replace(self.outstanding, tokens=self.outstanding.tokens[:1], parents=(-1,))
             self.outstanding, self._verified_nodes, self._expected_tokens = alone, {}, 1.0
         return [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
 

@@ -9,9 +9,9 @@ from orchestrator.core.estimates import Estimates, GrowthStep
 from orchestrator.core.phases import DRAFT_TRANSITIONS, DRAFTING, DraftPhase, DraftTrigger
 from orchestrator.core.tuning import TUNING
 from protocol.messages.base import NodeId
-from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
+from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Grow
-from protocol.speculation.token_tree import Node, TokenTree
+from protocol.speculation.token_tree import TokenTree
 
 _MAX_NODES = 1 << 13
 """Twice what any plan keeps. It bounds the memory, and the time of a commit, whatever a draft sends."""
@@ -24,9 +24,8 @@ _MAX_MISSES = 64
 class Speculation:
     """What one draft grew below the root of one request.
 
-    No two drafts share a Speculation: measurements belong to one draft, and children are sampled from one draft's
-    distributions, as rejection sampling needs. Nodes keep their ids when the root moves, so growth may arrive late,
-    twice or out of order.
+    No two drafts share a Speculation: measurements belong to one draft. Nodes keep their ids when the root moves, so
+    growth may arrive late, twice or out of order.
     """
 
     def __init__(self, root: NodeId, token: int, position: int, estimates: Estimates, wanted: bool, now: float) -> None:
@@ -56,7 +55,6 @@ class Speculation:
         """The round of the root; None for the first root of this speculation."""
         self._missed_at: dict[int, float] = {}
         """When a round began with a miss, for rounds below whose root the draft has not grown yet."""
-        self._distributions: dict[NodeId, Distribution] = {}
 
     # The draft's phases -----------------------------------------------------------------------
 
@@ -165,11 +163,6 @@ class Speculation:
                 and len(parent.children) < _MAX_CHILDREN
             ):
                 tree.add(parent, token, claimed, calibration(claimed, len(parent.children)))
-        for distribution in growth.distributions:
-            if distribution.node in tree:
-                # The node's first child was sampled from the first one: a draft that evaluates a node again, with
-                # other features or after its context has rolled, has another one.
-                self._distributions.setdefault(distribution.node, distribution)
         step = self._end_step(growth, now) if growth.evaluated else None
         self._rest_or_grow()
         self.grown_at = now
@@ -197,11 +190,6 @@ class Speculation:
     def _rest_or_grow(self) -> None:
         self.enter(DraftTrigger.REST if self.in_turns and self.steps >= self._asked else DraftTrigger.GROW)
 
-    def distributions(self, nodes: Sequence[Node]) -> tuple[Distribution, ...]:
-        """The draft distributions that `nodes` were sampled from, where they are known."""
-        parents = (node.parent.id for node in nodes if node.parent is not None)
-        return tuple(self._distributions[parent] for parent in parents if parent in self._distributions)
-
     def commit(self, tokens: Sequence[int], round: int, now: float) -> bool:
         """Commit `tokens`; the last one, the bonus, becomes the root of `round`. Returns whether that is a hit: the new
         root has children."""
@@ -225,5 +213,3 @@ class Speculation:
     def prune(self) -> None:
         """Forget what is no longer below the root."""
         self.tree.prune()
-        if self._distributions:
-            self._distributions = {node: q for node, q in self._distributions.items() if node in self.tree}

@@ -42,7 +42,6 @@ class ClientFrontend:
     ) -> None:
         """`state` gives the answer to Inquire."""
         self._state = state
-        self._options = setup.options
         self._sampling = setup.sampling
         self._codec = codec
         self._subscribers = subscribers
@@ -142,7 +141,7 @@ class ClientFrontend:
             context = pipeline.context or MAX_CONTEXT
             if len(submit.prompt or "") > MOST_CHARACTERS * context:
                 raise InputError(f"The prompt is far longer than the context of {context:,} tokens: shorten it.")
-            request = to_request(submit, self._codec, self._options, self._sampling)
+            request = to_request(submit, self._codec, self._sampling)
         except PipelineError as error:
             self._refuse(state, error)
             return

@@ -34,7 +34,7 @@ from orchestrator.machine.memory.budget import (
 )
 from orchestrator.machine.memory.kv_form import KvSizes, attention_heads, keeps_latents, kv_form
 from orchestrator.machine.memory.kv_plan import KvPlan, kv_plan, planned_bytes
-from orchestrator.runtime.setup import OrchestratorSetup, core_ml_packages, machines, model_folders, trained_drafter
+from orchestrator.runtime.setup import OrchestratorSetup, core_ml_package, machines, model_folders, trained_drafter
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.model_folder import PROCESSOR_BYTES, SHARED, ModelFolder, stated_shape
@@ -197,7 +197,7 @@ def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
     options = {name: getattr(setup.options, name) for name in _FITTED}
     plan = setup.kv
     taken = needs.budget(settings).total_bytes if plan is None else planned_bytes(needs, settings, plan)
-    weights = sum(model.weights for model in (*needs.models, *needs.packages))
+    weights = sum(each.weights for each in (*needs.models, needs.package) if each is not None)
     return PipelineMemory(taken, weights, settings.kv_for, options)
 
 
@@ -239,7 +239,7 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
     """Raises InputError for a model that can't be read."""
     processor, target = computes_on_processor(), ModelFolder(Path(setup.target))
     models = [_model(role, ModelFolder(folder), processor, setup) for role, folder in model_folders(setup).items()]
-    drafter, packages = trained_drafter(setup), core_ml_packages(setup)
+    drafter, package = trained_drafter(setup), core_ml_package(setup)
     if drafter is not None:
         models.append(_drafter(drafter, target, processor))
     drafted = STRATEGIES[setup.options.strategy].drafts and setup.draft_engine != NO_DRAFT
@@ -249,9 +249,7 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
         models=tuple(models),
         context=_context(target),
         on_processor=processor,
-        packages=tuple(
-            PackageNeed(_NAMES[role], loaded_bytes(folder), cache_bytes(folder)) for role, folder in packages.items()
-        ),
+        package=None if package is None else PackageNeed(loaded_bytes(package), cache_bytes(package)),
         rings=drafter is not None,
         processes=1 + workers,
         tokenizer=tokenizer.stat().st_size if tokenizer.is_file() else 0,

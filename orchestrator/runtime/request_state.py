@@ -4,12 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.core.events import Task
-from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import without_surplus
 from orchestrator.text.stop_scanner import AnswerStops
 from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
-from protocol.messages.base import RequestId, Verification
+from protocol.messages.base import RequestId
 from protocol.messages.client import Done, Output, Statistics, Submit
 from protocol.messages.sampling import ModelSampling, TokenLogprob
 from protocol.transport import Stamp
@@ -68,10 +67,9 @@ class RequestState:
         return Done(self.request, "stop" if self.stopped else reason, sent, self.stops.found)
 
 
-def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSampling) -> Task:
+def to_request(submit: Submit, codec: TextCodec, own: ModelSampling) -> Task:
     """The request in tokens, with the target's `own` sampling values for those that it leaves open. Raises InputError
-    if it has no tokens or does not fit the options."""
-    require_compatible(submit.sampling.verification, options.strategy)
+    if it has no tokens."""
     if (submit.prompt is None) == (submit.tokens is None):
         raise InputError("A request needs either a prompt or tokens, not both.")
     tokens = tuple(codec.encode(submit.prompt)) if submit.prompt is not None else submit.tokens
@@ -80,9 +78,3 @@ def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSam
     sampling = submit.sampling.resolved(own)
     task = Task(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.shared_prefix)
     return replace(task, background=submit.background, name=submit.request)
-
-
-def require_compatible(verification: Verification, strategy: StrategyName) -> None:
-    """Raise InputError for rejection verification of trees, for which no exact rule is built in."""
-    if verification == "rejection" and strategy == "adaptive":
-        raise InputError("Rejection verification drafts chains of a fixed length: choose the strategy sd or ssd.")

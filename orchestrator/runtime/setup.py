@@ -39,8 +39,6 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     target_engine: TargetEngineName = "mlx"
     draft_engine: DraftEngineName = "mlx"
     prefill_engine: PrefillEngineName = "none"
-    prefill: str = ""
-    """Folder of the target's conversion for the prefill worker; empty to use the target's own folder."""
     target_texts: str = ""
     """File of recorded texts that the target replays instead of running its model; empty to run the model."""
     target_hosts: TargetHosts | None = None
@@ -99,7 +97,7 @@ def model_folders(setup: OrchestratorSetup) -> dict[Role, Path]:
         # MLX drafts if Core ML fails.
         folders["draft"] = setup.auto.checkpoint
     if setup.prefill_engine == "mlx":
-        folders["prefill"] = setup.prefill or setup.target
+        folders["prefill"] = setup.target
     return {role: Path(folder) for role, folder in folders.items()}
 
 
@@ -108,11 +106,11 @@ def trained_drafter(setup: OrchestratorSetup) -> Path | None:
     return Path(setup.draft) if drafts(setup) and draft_model(setup.draft_engine) == "drafter" else None
 
 
-def core_ml_packages(setup: OrchestratorSetup) -> dict[Role, Path]:
-    """The converted models that are loaded at the start."""
-    package = setup.draft if drafts(setup) and draft_model(setup.draft_engine) == "package" else ""
-    folders: dict[Role, str] = {"draft": package, "prefill": setup.prefill}
-    return {role: Path(folder) for role, folder in folders.items() if folder and is_converted(Path(folder))}
+def core_ml_package(setup: OrchestratorSetup) -> Path | None:
+    """The converted draft that is loaded at the start."""
+    package = Path(setup.draft)
+    drafted = drafts(setup) and draft_model(setup.draft_engine) == "package"
+    return package if drafted and setup.draft and is_converted(package) else None
 
 
 def machines(setup: OrchestratorSetup) -> int:

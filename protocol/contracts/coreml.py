@@ -20,7 +20,7 @@ FOLDER_MODEL = "model.mlpackage"
 """A folder with this package is a converted model."""
 FOLDER_FACTS = "package.json"
 """Facts about the package, for processes that can't read packages."""
-FORMAT = 7
+FORMAT = 8
 """Of a converted model's folder; a folder of another format is converted again."""
 
 WeightKind: TypeAlias = Literal["fp16", "int8", "4bit"]
@@ -73,19 +73,6 @@ def silent(_: Progress) -> None:
     """Reports nothing."""
 
 
-class LintFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One violation of a rule of the Neural Engine."""
-
-    severity: Literal["error", "warning"]
-    """error: runs off the Neural Engine, or Core ML refuses it; warning: slower, or only some systems accept it."""
-    rule: str
-    function: str
-    """Empty for the whole package."""
-    where: str
-    """An operation, value or file."""
-    reason: str
-
-
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", forbid_unknown_fields=True):
     """The end of a conversion that succeeded."""
 
@@ -94,9 +81,6 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", forbid
     host_bytes: int
     """Embedding and rotations, which stay with the host."""
     context: int
-    operations: dict[str, dict[str, int]]
-    """By function: how often each kind of operation runs in a call."""
-    findings: tuple[LintFinding, ...]
     seconds: float
 
 

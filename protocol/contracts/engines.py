@@ -25,7 +25,7 @@ NO_DRAFT = "none"
 TargetEngineName = Literal["mlx", "none"]
 """none: the pipeline waits for a target of another machine."""
 
-PrefillEngineName = Literal["none", "mlx", "coreml", "guest"]
+PrefillEngineName = Literal["none", "mlx", "guest"]
 """The engine of the prefill worker; guest: a prefill worker of another machine, which sees the prompts."""
 
 AUTO: DraftEngineName = "auto"

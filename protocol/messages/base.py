@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 24
+VERSION = 25
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
@@ -18,7 +18,7 @@ MAX_STEPS = 256
 MAX_TREES = 64
 """Most trees of one Forest."""
 MAX_SUPPORT = 64
-"""Most tokens of a draft distribution (rejection mode)."""
+"""Most guesses behind one node that a plan asks for."""
 MAX_ALTERNATIVES = 20
 """Most tokens whose log-probabilities a request may ask for at each position."""
 MAX_SCHEMA = 1 << 16
@@ -72,7 +72,6 @@ Level: TypeAlias = Literal["tree", "chain", "plain"]
 ArenaName: TypeAlias = Annotated[str, Meta(max_length=23, pattern=r"\Alp-[0-9a-f]{20}\Z")]
 """A name that `segments.create_segment` gives. No other name from the wire is ever opened."""
 Role = Literal["draft", "target", "prefill"]
-Verification = Literal["coupled", "rejection"]
 
 
 def plain(text: str) -> str:

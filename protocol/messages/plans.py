@@ -1,10 +1,10 @@
-"""Growth plans, and the distributions that a draft sampled from: parts of messages."""
+"""Growth plans: parts of messages."""
 
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import MAX_STEPS, MAX_SUPPORT, MessagePart, Probability, Token, WireNode
+from protocol.messages.base import MAX_STEPS, MAX_SUPPORT, MessagePart, Probability
 
 
 class BestFirst(MessagePart, frozen=True, tag="best_first"):
@@ -34,11 +34,3 @@ class FanOut(MessagePart, frozen=True, tag="fan_out"):
 
 
 GrowthPlan: TypeAlias = BestFirst | Chain | FanOut
-
-
-class Distribution(MessagePart, frozen=True):
-    """The draft distribution that the children of `node` were sampled from (rejection mode)."""
-
-    node: WireNode
-    tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]
-    probabilities: Annotated[tuple[Probability, ...], Meta(min_length=1, max_length=MAX_SUPPORT)]

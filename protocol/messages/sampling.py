@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.ineffective import Facts, Ineffective
-from protocol.messages.base import MAX_ALTERNATIVES, MAX_NODES, LogProbability, MessagePart, Token, Verification
+from protocol.messages.base import MAX_ALTERNATIVES, MAX_NODES, LogProbability, MessagePart, Token
 from protocol.messages.grammar import Grammar, Thought
 
 Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0, description="0 takes the most probable token.")]
@@ -26,10 +26,6 @@ def coldest(facts: Facts) -> bool:
 
 
 AT_ZERO = Ineffective("at temperature 0 the most probable token is taken", coldest)
-BOTH_ALIKE = Ineffective(
-    "at temperature 0 both ways of verification accept the same tokens",
-    lambda facts: coldest(facts) and facts.get("verification") == "rejection",
-)
 _COLDEST = 1e-6
 """Temperatures below it are 0."""
 
@@ -70,7 +66,6 @@ class SamplingFields(MessagePart, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None
     """Report the log-probability of each chosen token, and of this many of the most probable ones. None reports
     nothing."""
-    verification: Annotated[Verification, BOTH_ALIKE] = "coupled"
 
 
 class RequestedSampling(SamplingFields, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ from protocol.messages.base import (
 )
 from protocol.messages.features import FeatureForm, Features, FeaturesTaken, Tap, Taps
 from protocol.messages.kv import KvForm, KvOffer, KvReference, KvRelease
-from protocol.messages.plans import Distribution, GrowthPlan
+from protocol.messages.plans import GrowthPlan
 from protocol.messages.sampling import Sampling, TokenLogprobs
 
 
@@ -178,7 +178,6 @@ class Grow(Message, frozen=True):
     seconds: Seconds
     forward_nodes: Count = 0
     """Nodes of the whole forward, if it grew the trees of several sequences; else 0."""
-    distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
     paced: Paced | None = None
     """From a paced worker: all its forwards since its last message that has this field."""
     staleness: Count = 0
@@ -306,7 +305,6 @@ class Verify(Message, frozen=True):
     tokens: TreeTokens
     parents: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=MAX_NODES)], ...], Meta(max_length=MAX_NODES)]
     """Index of each entry's parent; -1 for the root alone."""
-    distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
     plain_next: bool = False
     """The sequence's next round is expected to verify the root alone: the target may begin that forward before its
     Verify, and answers with it whatever that tree is."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from protocol.errors import PipelineError
 from protocol.messages.sampling import Sampling
-from protocol.sampling.threefry import NoiseStream, gumbel, half_block, noise_bits, noise_key
+from protocol.sampling.threefry import gumbel, half_block, noise_bits, noise_key
 
 _CACHE_BYTES = 64 << 20
 _CACHE_ROWS = 32
@@ -31,11 +31,11 @@ _PROBE = (0x9E3779B9, 1234)
 class NoiseRows(Protocol):
     """Standard Gumbel noise of some tokens, a row a position."""
 
-    def row(self, seed: int, position: int, stream: int) -> mx.array: ...
+    def row(self, seed: int, position: int) -> mx.array: ...
 
 
 class Noise:
-    """Standard Gumbel noise g(seed, position, stream, token), one row per vocabulary, on MLX's device.
+    """Standard Gumbel noise g(seed, position, token), one row per vocabulary, on MLX's device.
 
     Many tree nodes and rounds share a position, so recent rows are cached.
     Raises PipelineError if MLX's order of random bits differs from that of `protocol.sampling.threefry`.
@@ -53,9 +53,9 @@ class Noise:
         self._rows: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
         self._require_known_layout()
 
-    def row(self, seed: int, position: int, stream: int) -> mx.array:
+    def row(self, seed: int, position: int) -> mx.array:
         """(V,) float32 for the token at absolute `position`. A new row is evaluated lazily."""
-        key = noise_key(seed, position, stream)
+        key = noise_key(seed, position)
         row = self._rows.pop(key, None)
         if row is None:
             row = self._draw(key)
@@ -66,7 +66,7 @@ class Noise:
 
     def draw_ahead(self, seed: int, position: int) -> None:
         """Begin to compute the rows from `position` on that most rounds read, while the device has nothing to do."""
-        _begin(*(self.row(seed, position + ahead, NoiseStream.SAMPLE) for ahead in range(_AHEAD)))
+        _begin(*(self.row(seed, position + ahead) for ahead in range(_AHEAD)))
 
     def _draw(self, key: tuple[int, int]) -> mx.array:
         bits = mx.flatten(mx.random.split(mx.array(key, dtype=mx.uint32), self._half))
@@ -76,8 +76,8 @@ class Noise:
 
     def _require_known_layout(self) -> None:
         places = np.unique(np.linspace(0, len(self._tokens) - 1, 8, dtype=np.int64))
-        expected = gumbel(noise_bits(*_PROBE, self._tokens[places], self.vocabulary, NoiseStream.SAMPLE))
-        row = self._draw(noise_key(*_PROBE, NoiseStream.SAMPLE))
+        expected = gumbel(noise_bits(*_PROBE, self._tokens[places], self.vocabulary))
+        row = self._draw(noise_key(*_PROBE))
         if not np.allclose(np.array(row[mx.array(places)], np.float32), expected, rtol=1e-4, atol=1e-4):
             raise PipelineError(
                 f"MLX {version('mlx')} draws random bits in an order that this release does not support: "
@@ -94,5 +94,5 @@ def scores(logits: mx.array, positions: Sequence[int], sampling: Sampling, noise
     logits = logits.astype(mx.float32)
     if sampling.greedy:
         return logits
-    rows = [noise.row(sampling.seed, position, NoiseStream.SAMPLE) for position in positions]
+    rows = [noise.row(sampling.seed, position) for position in positions]
     return logits / sampling.temperature + mx.stack(rows)

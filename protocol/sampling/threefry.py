@@ -4,7 +4,6 @@ The order of the bits is that of `mx.random.split(key, half)`: MLX's generator i
 (i, i + half).
 """
 
-from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
@@ -15,28 +14,7 @@ Words: TypeAlias = npt.NDArray[np.uint32]
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _POSITION_BITS = 24
-_PLACES = 253
-"""Places in a block that have streams of their own. K is at most 64."""
 _MASK = 0xFFFFFFFF
-
-
-class NoiseStream(IntEnum):
-    """The purpose of the noise at a position. Streams never share bits."""
-
-    SAMPLE = 0
-    ACCEPT = 1
-    RESIDUAL = 2
-    DRAFT = 3
-    """Of the first token of a block. Those behind it have the streams that follow: `draft_stream`."""
-
-
-def draft_stream(place: int) -> int:
-    """The stream that a draft draws a token from, `place` tokens behind the first one of its block.
-
-    Whether a token of a block is accepted depends on the noise of those behind it, so a later block must not draw from
-    it again. Position and place together name the root, and no two verified blocks have the same root.
-    """
-    return NoiseStream.DRAFT + place % _PLACES
 
 
 def threefry2x32(key: tuple[int, "int | Words"], counters: tuple[Words, Words]) -> tuple[Words, Words]:
@@ -57,11 +35,10 @@ def threefry2x32(key: tuple[int, "int | Words"], counters: tuple[Words, Words]) 
     return first, second
 
 
-def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
-    """The generator's key for the token at absolute `position` (below 2^24) of a request with this seed. `stream`: a
-    `NoiseStream` or `draft_stream`."""
+def noise_key(seed: int, position: int) -> tuple[int, int]:
+    """The generator's key for the token at absolute `position` (below 2^24) of a request with this seed."""
     assert 0 <= position < 1 << _POSITION_BITS
-    return seed & _MASK, position | stream << _POSITION_BITS
+    return seed & _MASK, position
 
 
 def half_block(vocabulary: int) -> int:
@@ -75,16 +52,12 @@ def noise_bits(
     position: int | npt.NDArray[np.integer],
     tokens: npt.NDArray[np.integer],
     vocabulary: int,
-    stream: int | npt.NDArray[np.integer],
 ) -> Words:
-    """The 32 random bits of each of `tokens` (ids below `vocabulary`), in their shape. `position` and `stream`: of all,
-    or arrays that broadcast with them."""
+    """The 32 random bits of each of `tokens` (ids below `vocabulary`), in their shape. `position`: of all, or an array
+    that broadcasts with them."""
     half = half_block(vocabulary)
     block = (tokens % half).astype(np.uint32)
-    if isinstance(position, int) and isinstance(stream, int):
-        key = noise_key(seed, position, stream)
-    else:
-        key = seed & _MASK, np.asarray(position, np.uint32) | np.asarray(stream, np.uint32) << np.uint32(_POSITION_BITS)
+    key = noise_key(seed, position) if isinstance(position, int) else (seed & _MASK, np.asarray(position, np.uint32))
     first, second = threefry2x32(key, (block, block + np.uint32(half)))
     return np.where(tokens < half, first, second)
 

@@ -10,24 +10,12 @@ from typing import NamedTuple
 from protocol.messages.base import Level, NodeId
 
 
-class Support(NamedTuple):
-    """The distribution that a main child was sampled from (rejection mode). Both fields are equally long; sum 1."""
-
-    tokens: Sequence[int]
-    probabilities: Sequence[float]
-
-
 class Candidates(NamedTuple):
-    """An engine's result for one evaluated node: tokens that may follow it, the main one first, the others by falling
-    probability.
-
-    Probabilities are conditional on the node. In coupled mode the main one is the most probable; in
-    rejection mode it is the one sampled from `support`.
-    """
+    """An engine's result for one evaluated node: tokens that may follow it by falling probability, which is
+    conditional on the node."""
 
     tokens: Sequence[int]
     probabilities: Sequence[float]
-    support: Support | None = None
 
 
 _MASK = (1 << 63) - 1

@@ -49,8 +49,6 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     engine: str
     model: str
     """Folder of the model; empty for an engine that needs none."""
-    source: str = ""
-    """Folder of the original model, if `model` is a conversion of it."""
     target: str = ""
     """Folder of the target's model, of which a trained drafter takes the embedding and the head."""
     cores: tuple[int, ...] = ()

@@ -2,7 +2,6 @@
 
 import json
 import random
-from itertools import pairwise
 from pathlib import Path
 
 import mlx.core as mx
@@ -27,7 +26,7 @@ from tests.support.paths import DEMO_DRAFT
 from tests.support.processing import processed
 
 PROMPT = tuple(random.Random(3).randrange(VOCABULARY) for _ in range(24))
-COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
+COUPLED = Sampling(temperature=1.0, seed=11)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
     together = DraftWorker(engine, lambda: 0.0)
     talks = [
         Conversation(together, prompt, plan, sampling, RequestId(id))
-        for id, (prompt, sampling) in enumerate(zip(prompts, [Sampling(), COUPLED, REJECTION], strict=True))
+        for id, (prompt, sampling) in enumerate(zip(prompts, [Sampling(), COUPLED, COUPLED], strict=True))
     ]
     for talk in talks:
         talk.start()
@@ -107,7 +106,7 @@ def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):
     assert sum(reply.forward_nodes > reply.evaluated for reply in replies) >= 9, "most steps grew three trees"
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED])
 def test_growth_after_a_random_walk_equals_that_of_a_new_start(engine: MlxEngine, sampling: Sampling):
     assert_growth_after_a_walk_equals_that_of_a_new_start(engine, sampling)
 
@@ -154,16 +153,6 @@ def assert_growth_after_a_walk_equals_that_of_a_new_start(engine: MlxEngine, sam
         assert one.main_child.token == other.main_child.token
         for token in one.children.keys() & other.children.keys():
             assert one.children[token].probability == pytest.approx(other.children[token].probability, abs=1e-4)
-
-
-def test_rejection_growth_states_what_its_main_children_were_drawn_from(engine: MlxEngine):
-    talk = Conversation(engine, PROMPT, Chain(3), REJECTION)
-    talk.start()
-    stated = {each.node: each for reply in talk.grow(3) for each in reply.distributions}
-
-    assert len(stated) == 3
-    for node, child in pairwise([talk.tree.root, *talk.tree.main_chain()]):
-        assert child.token in stated[node.id].tokens
 
 
 # N-grams -------------------------------------------------------------------------------------------

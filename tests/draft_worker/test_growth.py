@@ -30,8 +30,6 @@ class Grower:
         forced = (lambda node: node.id % 50 if node.id % 3 else None) if forcing else None
         self.growth = TreeGrowth(TokenTree(NodeId(1), 0, 20), plan, horizon, self.calibration, forced)
         self.steps: list[list[Node]] = []
-        self.places: dict[NodeId, int] = {}
-        """Of evaluated nodes, as their steps state them."""
         self.published: list[Node] = []
 
     @property
@@ -43,7 +41,6 @@ class Grower:
         if step is None:
             return False
         self.steps.append(list(step.nodes))
-        self.places.update(zip((node.id for node in step.nodes), step.places, strict=False))
         answers = [oracle((node.id,), step.limit) for node in step.nodes]
         self.published += self.growth.expand(step, answers)
         return True
@@ -212,20 +209,6 @@ def test_fan_out_publishes_as_many_guesses_as_planned_each_with_its_chain(fan: t
     # One forward a level.
     levels = [sum(fan)] * depth if sum(fan) else []
     assert [len(step) for step in grower.steps] == [1] * (depth + 1) + levels
-
-
-@pytest.mark.parametrize("plan", [Chain(3), FanOut(depth=3, fan=(1, 2, 1, 2))])
-def test_a_node_s_place_is_counted_from_the_root_of_the_block_that_would_be_verified(plan: GrowthPlan):
-    """That is the tree's root or, in a guess's chain, the guess."""
-    grower = Grower(plan).rest()
-    chain = chain_from(grower.tree.root)[:4]
-    guesses = [guess for at_position in guesses_at(chain) for guess in at_position]
-
-    expected = {node.id: place for place, node in enumerate(chain)}
-    for guess in guesses:
-        expected |= {node.id: place for place, node in enumerate(chain_from(guess))}
-    assert expected.items() >= grower.places.items()
-    assert len(grower.places) == sum(map(len, grower.steps)) == (3 if isinstance(plan, Chain) else 4 + 3 * 6)
 
 
 def test_fan_out_needs_one_forward_before_guessing_again_after_a_hit():

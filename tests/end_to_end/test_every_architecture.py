@@ -14,7 +14,6 @@ from draft_worker.engine_interface import Batch, Engine
 from draft_worker.engines.block import BlockEngine
 from draft_worker.worker import DraftWorker
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker
 from orchestrator.lab.simulate.workers import VirtualWorker
 from protocol.inference.language_model import LanguageModel
@@ -29,6 +28,7 @@ from tests.support.models.block_files import write_block
 from tests.support.models.fitted_drafters import continued, features, fit_block
 from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target
 from tests.support.scripted_simulation import FixedPrompts, rounds
+from tests.support.simulation import Simulation
 
 _PROMPTS = ((5, 9, 2, 33, 5, 9, 2, 33, 5, 9), (7, 8, 7, 8, 7, 8, 7))
 _LENGTH = 64

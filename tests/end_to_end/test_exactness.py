@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 
-from orchestrator import AsyncClient, Client, InputError, Pipeline, SamplingParams
+from orchestrator import AsyncClient, Client, Pipeline, SamplingParams
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.grammar import Thought
 from tests.conftest import Reference
@@ -73,18 +73,6 @@ def test_a_request_may_have_a_k_of_its_own(pipeline: Pipeline, reference: Refere
     assert own.tokens == reference(PROMPTS[1], params).tokens
     if pipeline.strategy == "sd":
         assert 1 <= len(own.statistics.acceptance_by_depth) <= draft_tokens
-
-
-def test_rejection_is_refused_for_trees_and_exact_at_temperature_zero_for_chains(
-    pipeline: Pipeline, reference: Reference
-):
-    params = SamplingParams(max_tokens=40)
-    rejecting = replace(params, verification="rejection")
-    if pipeline.strategy == "adaptive":
-        with pytest.raises(InputError, match="choose the strategy sd or ssd"):
-            pipeline.generate(PROMPTS[0], rejecting)
-    else:
-        assert pipeline.generate(PROMPTS[0], rejecting).tokens == reference(PROMPTS[0], params).tokens
 
 
 @pytest.mark.sampled(2)

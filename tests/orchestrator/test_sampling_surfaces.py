@@ -43,7 +43,7 @@ SURFACES: dict[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "messages": (MessagesRequest.SAME, NOT_SHARED),
     **{f"preset {name}": (values, NOT_PRESET) for name, values in PRESETS.items()},
 }
-DECLARED = {"logprobs", "verification"}
+DECLARED = {"logprobs"}
 """Fields that a surface excludes from derivation and may declare in its own form."""
 
 
@@ -74,7 +74,7 @@ def test_an_unknown_preset_is_refused_with_the_known_ones():
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(SamplingFields), ids=lambda field: field.name)
 def test_every_field_reaches_the_message_with_its_value(field: msgspec.structs.FieldInfo):
-    values: dict[str, Any] = {"verification": "rejection", "repetition_context": 7, "logprobs": 3, "top_k": 3}
+    values: dict[str, Any] = {"repetition_context": 7, "logprobs": 3, "top_k": 3}
     value = values.get(field.name, 0.5)
 
     sent = msgspec.structs.replace(SamplingParams(), **{field.name: value}).submit("", "text").sampling

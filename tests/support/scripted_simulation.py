@@ -8,7 +8,6 @@ from orchestrator.core.events import Arrived, Event
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker
 from orchestrator.lab.simulate.workers import modelled_workers
 from protocol.messages.base import NodeId, RequestId, Role
@@ -16,6 +15,7 @@ from protocol.messages.client import Statistics
 from protocol.messages.worker import Forest, FromWorker, ToWorker, Verdict, Verify
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
+from tests.support.simulation import Simulation
 
 ONE, TWO, THREE = RequestId(1), RequestId(2), RequestId(3)
 CONTEXT = 400

@@ -62,8 +62,7 @@ class Twins:
             tokens.append(token)
         wanted = processors(self.sampling, self.tokens)
         paths = [self.nodes[number][1] for number in fresh]
-        places = [len(path) for path in paths]
-        one, other = (Batch(behind, tokens, parents[side], 4, wanted, paths, places=places) for side in (0, 1))
+        one, other = (Batch(behind, tokens, parents[side], 4, wanted, paths) for side in (0, 1))
         return one, other
 
     def keep(self) -> None:

@@ -28,7 +28,6 @@ _SAMPLINGS = {
     "nucleus": Sampling(temperature=0.9, top_k=40, top_p=0.8, min_p=0.001, logit_bias=((3, 1.0),), seed=8),
     "log-probabilities": Sampling(temperature=0.7, seed=5, logprobs=2),
     "nucleus, told": Sampling(temperature=1.1, top_p=0.7, seed=5, logprobs=2),
-    "rejection": Sampling(temperature=0.8, seed=2, verification="rejection"),
 }
 _FAMILIES = ("gemma3_text", "qwen3_5", "mamba2", "deepseek_v3")
 """With windows, with layers that fold tokens into a state and others, with such layers alone, with latent attention."""
@@ -283,13 +282,12 @@ def test_tokens_are_those_of_the_target_alone_whenever_trees_and_requests_come(n
             assert tuple(request.tokens[: len(reference)]) == reference[: len(request.tokens)]
 
 
-@pytest.mark.parametrize("name", ["greedy", "hot", "nucleus, told", "log-probabilities", "rejection"])
+@pytest.mark.parametrize("name", ["greedy", "hot", "nucleus, told", "log-probabilities"])
 def test_requests_that_share_a_forward_are_all_sampled_before_one_is_read(name: str, monkeypatch: pytest.MonkeyPatch):
     order: list[str] = []
     worker = _worker(chains=False)
     requests = [Request(worker, start(PROMPT, _SAMPLINGS[name], request=1 + each)) for each in range(3)]
-    for rule in ("coupled", "rejection"):
-        monkeypatch.setattr(engine, rule, _noted(getattr(engine, rule), order))
+    monkeypatch.setattr(engine, "coupled", _noted(engine.coupled, order))
     replies = list(worker.handle(Forest(tuple(request.verify() for request in requests))))
 
     assert order == ["begin"] * 3 + ["read"] * 3

@@ -17,12 +17,10 @@ from llguidance import LLParserLimits
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import RequestId
 from protocol.messages.grammar import Calls, Grammar, Json, Thought
-from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Fault, Forest, Start, Verdict, Verify
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.gumbel_noise import Noise, scores
-from protocol.speculation.token_tree import node_id
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
 from tests.support.models.tokenizer_files import END, ids, text, write_tokenizer
 from tests.support.processing import processed
@@ -178,22 +176,6 @@ def test_the_tokens_do_not_depend_on_a_restart_in_the_middle(model: LanguageMode
     tokens, _ = expected(model.folder, SAMPLINGS[name])
     for border in (len(PROMPT) + 9, len(tokens) - 3):
         assert Asking(model, SAMPLINGS[name], border, tokens[:border]).decoded(len(tokens)) == tokens
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_rejection_keeps_to_the_grammar_too(model: LanguageModel, seed: int):
-    sampling = Sampling(temperature=1.0, seed=seed, grammar=GRAMMAR, verification="rejection")
-    asking = Asking(model, sampling, seed)
-    while END not in asking.tokens:
-        path = [asking.source.randrange(VOCABULARY) for _ in range(3)]
-        drawn = [
-            Distribution(node, tuple(range(60)), (1 / 60,) * 60)
-            for node in (asking.root, node_id(asking.root, path[0]))
-            if path[0] < 60 and path[1] < 60
-        ]
-        asking.step(path, range(3), distributions=tuple(drawn))
-
-    properly(asking.tokens[len(PROMPT) : asking.tokens.index(END)])
 
 
 @pytest.mark.parametrize(("name", "count"), [("penalties, hot", 0), ("grammar, hot", 20)])

@@ -11,7 +11,6 @@ import pytest
 
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level, RequestId
-from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
     CacheOff,
@@ -32,7 +31,6 @@ from tests.support.target_requests import (
     GREEDY,
     HOT,
     PROMPT,
-    ROOT,
     Request,
     Tree,
     answers,
@@ -413,31 +411,6 @@ def test_a_tree_may_fill_the_context_to_its_last_position():
     verdict = orchestrator.step([1, 2], [0, 1])
 
     assert verdict.round == 0
-
-
-def _drawn(*columns: tuple[float, ...]) -> Callable[[Request], Verify]:
-    distribution = Distribution(ROOT, *columns)  # type: ignore[arg-type]
-    return lambda request: request.verify([1], [0], distributions=(distribution,))
-
-
-_REFUSED: dict[str, Callable[[Request], Verify]] = {
-    "beyond the context": _too_deep,
-    "branches": lambda request: request.verify([1, 2], [0, 0]),
-    "misaligned": _drawn((1, 2), (1.0,)),
-    "twins": _drawn((1, 1), (0.5, 0.5)),
-    "beyond the vocabulary": _drawn((1, VOCABULARY), (0.5, 0.5)),
-    "drawn from elsewhere": _drawn((2, 3), (0.5, 0.5)),
-    "drawn though impossible": _drawn((1, 2), (0.0, 1.0)),
-}
-
-
-@pytest.mark.parametrize("bad", _REFUSED.values(), ids=[*_REFUSED])
-def test_a_tree_that_rejection_can_not_verify_is_refused_and_harms_nothing(bad: Callable[[Request], Verify]):
-    sampling = msgspec.structs.replace(HOT, verification="rejection")
-    one, undisturbed = (Request(_worker(), start(sampling=sampling)) for _ in range(2))
-
-    assert fault(answers(one.worker, bad(one))) == ("refused", 1)
-    assert one.decode(9) == undisturbed.decode(9)
 
 
 _LEVELS: list[tuple[Level, Tree, str]] = [

@@ -3,7 +3,6 @@
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -11,10 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from draft_worker.coreml.conversion.build import convert
-from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.package import HOST, MODEL
-from draft_worker.coreml.program_file import ProgramFile
-from draft_worker.coreml.runtime.operations import EXPANSIONS
 from protocol.child_process import Failed, claim_output
 from protocol.contracts.coreml import ConversionOrder, ConversionReport, Finished
 from protocol.contracts.drafters.detection import read_drafter
@@ -50,22 +46,13 @@ def _convert(order: ConversionOrder, report: Report) -> Finished:
     if drafter := read_drafter(source):
         raise InputError(f"{source} holds {drafter.name}, which has no form for Core ML: use it as it is.")
     package = convert(source, folder, order.choices, report)
-    file = ProgramFile(folder / MODEL)
     return Finished(
         folder=str(folder),
         package_bytes=sum(part.stat().st_size for part in (folder / MODEL).rglob("*") if part.is_file()),
         host_bytes=(folder / HOST).stat().st_size,
         context=package.context,
-        operations={name: _operation_counts(file, name) for name in package.functions},
-        findings=tuple(lint(file)),
         seconds=time.monotonic() - began,
     )
-
-
-def _operation_counts(file: ProgramFile, function: str) -> dict[str, int]:
-    """Operations of each call by type, without expansions of constants."""
-    kinds = (operation.type for operation in file.functions[function].operations)
-    return dict(Counter(kind for kind in kinds if kind not in EXPANSIONS).most_common())
 
 
 if __name__ == "__main__":

@@ -90,7 +90,6 @@ def describe(model: Checkpoint, choices: Choices, tokenizer: str = "") -> Packag
         outputs=tuple(len(chunk) for chunk in head_chunks(range(model.head_rows))),
         model=model.fingerprint(),
         tokenizer=tokenizer,
-        reordered=model.reordered,
         position_scale=model.position_scale(context) is not None,
         version=importlib.metadata.version("launch-pipeline"),
     )

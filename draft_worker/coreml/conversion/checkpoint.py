@@ -52,7 +52,7 @@ class Checkpoint:
         self.folder = folder
         self.shape: DecoderShape = structure.shape
         self.head_tokens = head_tokens
-        self.reordered = structure.order != list(range(structure.shape.head))
+        self._reordered = structure.order != list(range(structure.shape.head))
         """Whether the features of queries and keys are in another order than the model's."""
         self._structure = structure
         self._arrays = dict(_canonical(parameters, architecture, structure.shape))
@@ -76,7 +76,7 @@ class Checkpoint:
                 f"{name} of {self.folder} has numbers beyond fp16's range, the Neural Engine's only type: "
                 "use the MLX draft engine for this model."
             )
-        if self.reordered and name.split(".")[-2] in _ROTATED:
+        if self._reordered and name.split(".")[-2] in _ROTATED:
             return reorder(array, self._structure.order)
         return array
 

@@ -25,7 +25,6 @@ from orchestrator.cli.pipeline_options import (
 from orchestrator.cli.pipelines import ConversionBar, print_notes, target_folder
 from orchestrator.core.options import FIXED_PREFIX_CACHE, MemoryMib
 from orchestrator.machine.checkpoints import resolve
-from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.servers import KnownServer, known_server
@@ -72,15 +71,6 @@ _NO_DRAFT_LENT = Ineffective("no draft is lent", role=("target", "prefill"))
     _NO_DRAFT_LENT,
     automatic="coreml for a folder that `convert` made, otherwise mlx",
 )
-@option(
-    "--prefill-engine",
-    Ineffective("a draft is lent", role="draft"),
-    Ineffective("a target is lent, which has no engine to choose", role="target"),
-    type=click.Choice(["mlx", "coreml"]),
-    default="mlx",
-    show_default=True,
-    help="The same for a prefill worker, which runs the other machine's target.",
-)
 @kv_bits_option(Ineffective("a draft holds its keys and values as they are", role="draft"))
 @speculation_option("prefix_cache_memory", Ineffective("a prefill worker hands over all KV", role="prefill"))
 @click.option("--name", help="Name of this machine in the other's lists.  [default: its host name]")
@@ -91,7 +81,6 @@ def attach(
     draft: str | None,
     target: str | None,
     draft_engine: DraftEngineName,
-    prefill_engine: str,
     kv_bits: KvBits,
     prefix_cache_memory: MemoryMib | None,
     name: str | None,
@@ -113,7 +102,11 @@ def attach(
     folder = keys_folder()
     line = JoinLine.parse(server) if server.startswith("lp1:") else None
     known = _server(folder, server, line)
-    lent = _draft(draft_engine, draft, target) if role == "draft" else _target(target, role, prefill_engine)
+    lent = (
+        _draft(draft_engine, draft, target)
+        if role == "draft"
+        else {"engine": "mlx", "model": str(target_folder(target))}
+    )
     cache = prefix_cache_memory if isinstance(prefix_cache_memory, int) else FIXED_PREFIX_CACHE
     worker = lent_worker(known, folder, **lent, kv_bits=kv_bits, prefix_cache=cache)
     lending = Lending(role, known, _checked(name), folder, worker, line)
@@ -165,14 +158,6 @@ def _draft(engine: DraftEngineName, draft: str | None, target: str | None) -> di
         choice = draft_choice(engine, draft, bar, None if target is None else resolve(target, "target", bar))
     print_notes([choice.note])
     return {"engine": choice.engine, "model": str(choice.folder or ""), "target": str(choice.target or "")}
-
-
-def _target(name: str | None, role: Role, prefill_engine: str) -> dict[str, str]:
-    target = str(target_folder(name))
-    if role == "prefill" and prefill_engine == "coreml":
-        with ConversionBar(False) as bar:
-            return {"engine": "coreml", "model": str(converted_draft(target, bar)), "source": target}
-    return {"engine": "mlx", "model": target}
 
 
 def _checked(name: str | None) -> str:

@@ -20,7 +20,7 @@ from orchestrator.cli.pipeline_options import address_option, facts, option, pip
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
 from orchestrator.cli.printing import cut_off, reading
 from orchestrator.cli.running_pipelines import RUNNING, held, running_pipeline
-from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
+from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.default_target import demo_note
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
@@ -173,9 +173,6 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
 
     notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     params = sampling(options)
-    if running is None:
-        settings, note = fitting_strategy(settings, params)
-        notes = [*notes, note]
     lasting = running_pipeline(settings) if running is None else Client(running)
     with ExitStack() as stack:
         shown = stack.enter_context(screen(None if no_history else cache_folder() / "chat" / "history"))

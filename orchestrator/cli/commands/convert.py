@@ -1,6 +1,5 @@
 """`launch-pipeline convert`: options to a conversion, its progress and outcome to text."""
 
-from collections import Counter
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -53,8 +52,7 @@ def convert(model: str | None, destination: Path, widths: str, as_json: bool, **
         click.echo(msgspec.json.encode(finished).decode())
     else:
         Console().print(_summary(finished, choices))
-        for line in _findings(finished):
-            say(line)
+        say(f"On a Mac `launch-pipeline doctor --neural-engine --draft {finished.folder}` examines it.")
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -79,25 +77,8 @@ def _summary(finished: Finished, choices: Choices) -> Table:
     grid.add_row("package", f"{finished.folder} ({_megabytes(finished.package_bytes)} {choices.weights})")
     grid.add_row("host's tables", _megabytes(finished.host_bytes))
     grid.add_row("context", f"{finished.context} tokens")
-    for name, kinds in finished.operations.items():
-        common = ", ".join(f"{count} {kind}" for kind, count in list(kinds.items())[:4])
-        grid.add_row(name, f"{sum(kinds.values())} operations: {common}, ...")
     grid.add_row("took", f"{finished.seconds:.1f} s")
     return grid
-
-
-def _findings(finished: Finished) -> list[str]:
-    """One line a rule: a breach in one layer is one in all."""
-    if not finished.findings:
-        return ["Nothing here would leave the Neural Engine."]
-    counts = Counter((finding.severity, finding.rule) for finding in finished.findings)
-    first = {(finding.severity, finding.rule): finding for finding in reversed(finished.findings)}
-    lines = [
-        f"{severity}: {rule}, {count} times, first {first[severity, rule].where}: {first[severity, rule].reason}."
-        for (severity, rule), count in counts.items()
-    ]
-    leaves = any(finding.severity == "error" for finding in finished.findings)
-    return lines if leaves else ["Nothing here would leave the Neural Engine; worth knowing:", *lines]
 
 
 def _megabytes(size: int) -> str:

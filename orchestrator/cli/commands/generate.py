@@ -20,7 +20,7 @@ from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.running_pipelines import KEPT_MINUTES, minutes_to_keep, plain, running_pipeline
-from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
+from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.default_target import demo_note
 from orchestrator.text.chat_template import own_template
 from protocol.bounded_files import bounded
@@ -93,9 +93,6 @@ def generate(
     params = sampling(options)
     silent = quiet or as_json
     ask = functools.partial(_ask, text=text, params=params, as_json=as_json, silent=silent, stats=stats, raw=raw)
-    if running is None:
-        settings, note = fitting_strategy(settings, params)
-        notes.append(note)
     lasting = running_pipeline(settings) if running is None else Client(running)
     if lasting is not None:
         print_notes(notes)

@@ -207,9 +207,6 @@ class DraftPool:
         if not speculation.wanted or growth.request not in self._drafts[incarnation].started:
             return False
         self._drafts[incarnation].has_grown(growth.request)
-        if growth.distributions and request.task.sampling.verification != "rejection":
-            # Only rejection verification reads them, and they are the largest part of what a draft can send.
-            growth = structs.replace(growth, distributions=())
         step, active = speculation.merge(growth, self._workers.vocabulary, now), incarnation == self._active
         self._meter.grew(request, speculation.estimates, step, growth, active)
         if self._trial is not None and not active:

@@ -25,7 +25,6 @@ from protocol.messages.grammar import Grammar
 NOT_IN_BODIES = {
     "repetition_context": "no API that clients speak has such a field",
     "logprobs": "each API asks for log-probabilities in its own way",
-    "verification": "the user who starts the server chooses the acceptance rule",
 }
 """Fields of `SamplingFields` that no request body has, and why."""
 ONLY_OF_COMPLETIONS = {

@@ -10,7 +10,7 @@ from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.machine.checkpoints import resolve
-from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
+from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.drafts.draft_choice import pair_for
 from protocol.contracts.coreml import OnProgress, silent
 from protocol.contracts.drafters.detection import read_drafter
@@ -43,12 +43,6 @@ class BenchModels(NamedTuple):
         engine = engine or self.engine
         draft = None if draft_model(engine) == "none" else str(self.draft)
         return PipelineSettings(target=str(self.target), draft=draft, draft_engine=engine, strategy=strategy)
-
-    @property
-    def outputs_read(self) -> tuple[int, ...]:
-        """The outputs of the target's layers that the draft reads, ascending."""
-        drafter = read_drafter(source_of(self.draft) if is_converted(self.draft) else self.draft)
-        return drafter.outputs(ModelFolder(self.target).shape) if drafter is not None and drafter.width else ()
 
     def draft_bytes(self, strategy: str, engine: DraftEngineName | None = None) -> int:
         """Memory of the draft model that such a pipeline loads. A package is converted now if need be."""

@@ -1,7 +1,6 @@
 """Our strategies beside mlx-lm's own decoding and other software: the measurement from its requests to its findings."""
 
 import hashlib
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,10 +40,9 @@ from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
-from protocol.child_process import module_command
 from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.model_folder import ModelFolder
-from protocol.errors import PipelineError
+from protocol.errors import InputError
 from protocol.messages.client import PipelineState
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
@@ -52,6 +50,10 @@ from protocol.worker.recorded_texts import RecordedTarget, RecordedText, Recorde
 
 def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
     """Raises InputError or PipelineError for what can't be measured."""
+    if plan.replays and plan.models().trained:
+        raise InputError(
+            "A trained drafter reads the target's hidden states, which recorded texts do not hold: leave out --replay."
+        )
     requests = requests_of(prompts, plan, watch)
     texts = None
     if plan.replays:
@@ -299,9 +301,6 @@ def recorded(plan: BenchPlan, requests: Sequence[BenchRequest], on_text: Callabl
     folder = cache_folder() / "recorded-texts" / _name(fingerprint, tasks)
     path = made_once(folder, lambda unfinished: _record(target, fingerprint, tasks, on_text).write(unfinished / _FILE))
     RecordedTexts.read(path / _FILE, fingerprint)
-    outputs = plan.models().outputs_read
-    if outputs:
-        _record_features(target, path / _FILE, outputs)
     return path / _FILE
 
 
@@ -334,15 +333,6 @@ def _header(state: PipelineState, fingerprint: str, texts: int) -> RecordedTarge
     return RecordedTarget(
         model_fingerprint=fingerprint, vocabulary=state.vocabulary, context=state.context, texts=texts
     )
-
-
-def _record_features(target: Path, texts: Path, outputs: tuple[int, ...]) -> None:
-    """Raises PipelineError if the target's states can't be computed."""
-    module = "target_worker.recorded"
-    command = [*module_command(module), str(target), str(texts), ",".join(map(str, outputs))]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise PipelineError((ended.stderr.strip().splitlines() or [f"{module} ended"])[-1])
 
 
 def _name(fingerprint: str, tasks: Sequence[GenerationTask]) -> str:

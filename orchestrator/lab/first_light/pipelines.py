@@ -21,7 +21,7 @@ from orchestrator.lab.bench.figures import BenchRow, rows
 from orchestrator.lab.bench.plan import BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.trials import PipelineEntry, encoded, measured
-from orchestrator.lab.findings import Field, Findings, Listener, Table, Value, tabulated
+from orchestrator.lab.findings import Field, Findings, Listener, Table, tabulated
 from orchestrator.lab.first_light.stages import Asked, OnNotice, has_neural_engine
 from orchestrator.lab.forwards import WHOLE_FLOAT32, float32_copy
 from orchestrator.machine.drafts.auto_draft import place_of
@@ -260,7 +260,7 @@ def _fastest(found: Sequence[BenchRow]) -> str:
 
 # Prompts -----------------------------------------------------------------------------------------------
 
-_READERS: dict[PrefillEngineName, str] = {"none": "the target itself", "mlx": "MLX process", "coreml": "Core ML"}
+_READERS: dict[PrefillEngineName, str] = {"none": "the target itself", "mlx": "MLX process"}
 _LENGTHS, _ON_A_PROCESSOR, _SHORT = (64, 128, 256, 512, 1024, 2048), (64, 256, 512), (64, 128)
 _PROMPTS_NOTE = (
     "Milliseconds from the request to the first token at the client; random prompts, none of which shares a beginning "
@@ -269,19 +269,12 @@ _PROMPTS_NOTE = (
 
 
 def prefill(asked: Asked) -> Findings:
-    """Reading a prompt: by the target itself, by a prefill process in MLX, and by Core ML; by the prompt's length."""
-    engines: tuple[PrefillEngineName, ...] = ("none", "mlx", "coreml") if has_neural_engine() else ("none", "mlx")
-    note = "" if has_neural_engine() else "Core ML: not here, no Neural Engine with Core ML."
+    """Reading a prompt: by the target itself, and by a prefill process; by the prompt's length."""
     times: dict[PrefillEngineName, dict[int, float]] = {}
-    for engine in engines:
-        try:
-            times[engine] = _first_tokens(asked, engine)
-        except PipelineError as error:
-            if engine != "coreml":
-                raise
-            note = f"Core ML: not measured. {error}"
-        asked.so_far(_read(times, note))
-    return _read(times, note)
+    for engine in _READERS:
+        times[engine] = _first_tokens(asked, engine)
+        asked.so_far(_read(times))
+    return _read(times)
 
 
 def _first_tokens(asked: Asked, engine: PrefillEngineName) -> dict[int, float]:
@@ -299,28 +292,10 @@ def _first_tokens(asked: Asked, engine: PrefillEngineName) -> dict[int, float]:
     return times
 
 
-def _read(times: dict[PrefillEngineName, dict[int, float]], note: str) -> Findings:
+def _read(times: dict[PrefillEngineName, dict[int, float]]) -> Findings:
     rows = tuple((length, *(1e3 * seconds[length] for seconds in times.values())) for length in times["none"])
     columns = ("prompt tokens", *(f"{_READERS[engine]}, ms" for engine in times))
-    values = [Value("Core ML is faster than MLX from about", 500, "tokens", "reported", "M4, Qwen2.5")]
-    if (found := crossover(times.get("coreml", {}), times.get("mlx", {}))) is not None:
-        name = "Core ML is faster than an MLX process from"
-        values.insert(0, Value(name, found, "tokens", "computed", "and at all longer lengths"))
-    return Findings(
-        values=tuple(values),
-        tables=(Table("Time to the first token", columns, rows, _PROMPTS_NOTE),),
-        notes=(note,) if note else (),
-    )
-
-
-def crossover(one: dict[int, float], other: dict[int, float]) -> int | None:
-    """The shortest length from which on `one` is faster than `other` at all longer ones too; None if there is none."""
-    found = None
-    for length in sorted(one.keys() & other.keys(), reverse=True):
-        if one[length] >= other[length]:
-            break
-        found = length
-    return found
+    return Findings(tables=(Table("Time to the first token", columns, rows, _PROMPTS_NOTE),))
 
 
 def _first_token(pipeline: Pipeline, vocabulary: int, length: int, repeats: int) -> float:

@@ -1,4 +1,4 @@
-"""The devices of a simulated pipeline, and its wires with delay, jitter and loss. Pure."""
+"""The devices of a simulated pipeline, and the delays of its wires. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -33,20 +33,10 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """The connection between the orchestrator and one worker. It keeps the order, except for `overtaking` messages."""
+    """The connection between the orchestrator and one worker. It keeps the order."""
 
     delay: float = 0.00015
     """Seconds from sending a message to the receiver's reaction, encoding and decoding included."""
-    jitter: float = 0.0
-    """Maximum of an additional, uniformly distributed delay in seconds."""
-    loss: float = 0.0
-    """Share of messages that are lost at first."""
-    resend: float | None = 0.2
-    """Seconds until a lost message is sent again, as by TCP; None: it is not sent again."""
-    doubled: float = 0.0
-    """Share of messages that arrive twice, the second time late."""
-    overtaking: float = 0.0
-    """Share of messages that may overtake earlier ones, as after a reconnection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import structs
 
-from orchestrator.lab.simulate.acceptance import uniform
 from orchestrator.lab.simulate.devices import Wire
 from protocol.messages.base import Role
 from protocol.messages.worker import FromWorker, Grow, Hello, ToWorker, Verdict
-
-_RETRY_SECONDS = 1.0
-"""Interval at which a frozen host checks whether it may finish a unit of work."""
 
 
 class VirtualClock:
@@ -45,38 +41,17 @@ class WireDirection:
     """One direction of a wire."""
 
     def __init__(self, clock: VirtualClock, wire: Wire, *key: int) -> None:
-        """`key` seeds the faults of this direction."""
+        """`key` names this direction."""
         self._clock = clock
         self.wire = wire
-        """May be replaced; messages under way keep their arrival times."""
         self._key = key
-        self._sent = 0
         self._clear_at = 0.0
         """No message arrives before one that was sent earlier."""
 
     def send(self, at: float, deliver: Callable[[], None]) -> None:
-        """Deliver a message that is sent at `at`, unless the wire loses it."""
-        wire = self.wire
-        arrival = at + wire.delay + wire.jitter * self._chance(0)
-        doubled, overtaking = self._chance(-1) < wire.doubled, self._chance(-2) < wire.overtaking
-        tries = 1
-        while self._chance(tries) < wire.loss:
-            if wire.resend is None:
-                self._sent += 1
-                return
-            arrival += wire.resend
-            tries += 1
-        self._sent += 1
-        if not overtaking:
-            arrival = self._clear_at = max(self._clear_at, arrival)
-        self._clock.at(arrival, deliver)
-        if doubled:
-            self._clock.at(arrival + 20 * wire.delay, deliver)
-
-    def _chance(self, purpose: int) -> float:
-        wire = self.wire
-        certain = not (wire.jitter or wire.loss or wire.doubled or wire.overtaking)
-        return 1.0 if certain else uniform(*self._key, self._sent, purpose)
+        """Deliver a message that is sent at `at`."""
+        self._clear_at = max(self._clear_at, at + self.wire.delay)
+        self._clock.at(self._clear_at, deliver)
 
 
 Done = Callable[[float], None]
@@ -171,6 +146,8 @@ BuildWorker: TypeAlias = Callable[[Role], SimulatedWorker]
 class WorkerHost:
     """One life of a worker: handles the messages, does one unit of work, repeats, like a real worker's loop."""
 
+    direction = WireDirection
+
     def __init__(
         self,
         worker: SimulatedWorker,
@@ -181,7 +158,7 @@ class WorkerHost:
         receive: Callable[[FromWorker], None],
         contention: Contention | None = None,
     ) -> None:
-        """`seed` decides the wire's faults; `receive` gets the messages that arrive at the orchestrator; `contention`
+        """`seed` names the wire; `receive` gets the messages that arrive at the orchestrator; `contention`
         is that of the worker's chip, None for a chip of its own."""
         self.worker = worker
         self.role: Role = worker.hello.role
@@ -195,32 +172,18 @@ class WorkerHost:
         self._reply_to = receive
         self._inbox: deque[ToWorker] = deque()
         self._busy = False
-        self._frozen = False
-        self._outbound = WireDirection(clock, wire, seed, incarnation, 0)
-        self._inbound = WireDirection(clock, wire, seed, incarnation, 1)
+        self._outbound = self.direction(clock, wire, seed, incarnation, 0)
+        self._inbound = self.direction(clock, wire, seed, incarnation, 1)
 
     def send(self, message: ToWorker) -> None:
         self._outbound.send(self._clock.now, lambda: self._receive(message))
-
-    def rewire(self, wire: Wire) -> None:
-        """Send later messages over another wire."""
-        self._outbound.wire = self._inbound.wire = wire
-
-    def freeze(self) -> None:
-        """Stop in the middle of a unit of work; messages queue up."""
-        self._frozen = True
-
-    def thaw(self) -> None:
-        """Continue where it stopped."""
-        self._frozen = False
-        self._continue()
 
     def _receive(self, message: ToWorker) -> None:
         self._inbox.append(message)
         self._continue()
 
     def _continue(self) -> None:
-        while self.alive and not self._busy and not self._frozen:
+        while self.alive and not self._busy:
             work = self.worker.handle(self._inbox.popleft()) if self._inbox else self.worker.work()
             if work is None:
                 return
@@ -231,9 +194,6 @@ class WorkerHost:
                 self._reply(work)
 
     def _done(self, work: Work) -> None:
-        if self._frozen and self.alive:
-            self._clock.at(self._clock.now + _RETRY_SECONDS, lambda: self._done(work))
-            return
         self._busy = False
         self._reply(work)
         self._continue()

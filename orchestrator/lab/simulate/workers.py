@@ -116,23 +116,11 @@ def modelled_pipeline(
     language: Language,
     devices: Devices,
     wires: Wires | None = None,
-    seed: int = 0,
-    kept: int | None = 0,
-    level: Level = "tree",
 ) -> Simulation:
-    """A pipeline whose target, of this level, is up; its draft too, if the strategy uses one."""
-    strategy = STRATEGIES[options.strategy]
-    simulation = Simulation(
-        options,
-        language,
-        modelled_workers(language, devices, level=level),
-        wires,
-        seed,
-        kept,
-        devices.slow_down,
-    )
+    """A pipeline whose target is up; its draft too, if the strategy uses one."""
+    simulation = Simulation(options, language, modelled_workers(language, devices), wires, slow_down=devices.slow_down)
     simulation.start("target")
-    if strategy.drafts:
+    if STRATEGIES[options.strategy].drafts:
         simulation.start("draft")
     return simulation
 

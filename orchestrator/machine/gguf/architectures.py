@@ -195,32 +195,6 @@ def _deepseek(values: "_Values") -> dict[str, Any]:
     return {**fields, "model_type": "deepseek_v2", "topk_method": greedy, "rope_scaling": scaling}
 
 
-def _glm_dsa(values: "_Values") -> dict[str, Any]:
-    layers = values.integer("block_count") - int(values.get("nextn_predict_layers", 0))
-    # GLM-5.2 has a context of 2^20; its first files do not state which layers choose.
-    types = values.get("attention.indexer.types", [values.integer("context_length") < 1 << 20])
-    own = all(f"blk.{layer}.indexer.attn_k.weight" in values.file.tensors for layer in range(layers))
-    if not own or not all(each not in (0, "shared") for each in list(types)[:layers]):
-        raise InputError(
-            f"{values.file.path} has layers that take over the tokens that another layer chose (GLM-5.2), which "
-            "mlx-lm's glm_moe_dsa does not compute: choose GLM-5 or 5.1, or another model."
-        )
-    if (gate := values.get("expert_gating_func", _SIGMOID)) != _SIGMOID:
-        raise values.wrong("expert_gating_func", gate)
-    fields = _latent(values)
-    scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
-    return {
-        **fields,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "moe_layer_freq": 1,
-        "index_n_heads": values.integer("attention.indexer.head_count"),
-        "index_head_dim": values.integer("attention.indexer.key_length"),
-        "index_topk": values.integer("attention.indexer.top_k"),
-        "rope_parameters": {**scaling, "rope_theta": values.number("rope.freq_base", 10_000.0)},
-    }
-
-
 def _gemma3n(values: "_Values") -> dict[str, Any]:
     file, layers = values.file, values.integer("block_count")
     windowed = values.get("attention.sliding_window_pattern", np.arange(layers) % 5 < 4)
@@ -613,18 +587,6 @@ _ARCHITECTURES = {
         "qwen3_5_moe", _DELTA, fields=_deltas, partial=True, experts=True, prefix="language_model."
     ),
     "deepseek2": Architecture("glm4_moe_lite", _LATENT, fields=_deepseek, experts=True),
-    "glm-dsa": Architecture(
-        "glm_moe_dsa",
-        {
-            **_LATENT,
-            "indexer.attn_q_b": "self_attn.indexer.wq_b",
-            "indexer.attn_k": "self_attn.indexer.wk",
-            "indexer.k_norm": "self_attn.indexer.k_norm",
-            "indexer.proj": "self_attn.indexer.weights_proj",
-        },
-        fields=_glm_dsa,
-        experts=True,
-    ),
     "glm4moe": Architecture(
         "glm4_moe",
         {**_QWEN3, **_ROUTED, "post_attention_norm": "post_attention_layernorm"},

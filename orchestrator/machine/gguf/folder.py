@@ -96,7 +96,7 @@ _COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen")
 _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "llama4", "tekken")
 _KINDS = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe"), "qwen2"),
-    **dict.fromkeys(("glm4", "glm4moe", "glm-dsa"), "glm4"),
+    **dict.fromkeys(("glm4", "glm4moe"), "glm4"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
     **{"gpt-oss": "gpt-4o", "lfm2": "lfm2", "lfm2moe": "lfm2", "qwen3next": "qwen2"},
 }

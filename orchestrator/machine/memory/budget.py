@@ -62,10 +62,8 @@ class ModelNeed(NamedTuple):
 
 
 class PackageNeed(NamedTuple):
-    """One Core ML package."""
+    """The Core ML package of a draft."""
 
-    name: str
-    """As of a `ModelNeed`."""
     weights: int
     """Each loaded function has a copy."""
     cache: int
@@ -121,7 +119,7 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     """The target's own."""
     on_processor: bool
-    packages: tuple[PackageNeed, ...] = ()
+    package: PackageNeed | None = None
     rings: bool = False
     """The draft reads the target's hidden states."""
     processes: int = 3
@@ -136,16 +134,16 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
             parts[f"the {model.name}'s KV"] = requests * self._kv(model, settings)
             if settings.disk and model.kept:
                 parts["a turn that waits for the disk"] = self._kv(model, settings)
-        for package in self.packages:
-            parts[f"Core ML's copies of the {package.name}"] = package.weights
-            parts[f"the KV of the {package.name} in Core ML"] = _caches(package, settings) * package.cache
+        if self.package is not None:
+            parts["Core ML's copies of the draft"] = self.package.weights
+            # One more cache is for calls of several requests.
+            parts["the KV of the draft in Core ML"] = (settings.requests + 1) * self.package.cache
         parts["buffers of forwards"] = sum(self._buffers(settings))
         parts["feature rings"] = settings.requests * _RING if self.rings else 0
         parts["the processes"] = self.processes * _PROCESS
         # A process without MLX has half of its own for a usual one.
         parts["the tokenizer"] = _TOKENIZERS * max(0, _TOKENIZER * self.tokenizer - _PROCESS // 2)
-        caching = sum(model.requests is None for model in self.models)
-        caching += sum(package.name == DRAFT for package in self.packages)
+        caching = sum(model.requests is None for model in self.models) + (self.package is not None)
         waiting = settings.disk and any(model.kept for model in self.models)
         # More turns wait for the disk while they take no more than arenas may.
         caches = {"arenas": settings.arenas * (1 + waiting), "prefix caches": caching * settings.prefix_cache}
@@ -154,11 +152,10 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
     def without(self, worker: str) -> "PipelineNeeds":
         """The same pipeline without this worker."""
         models = tuple(model for model in self.models if model.name != worker)
-        packages = tuple(package for package in self.packages if package.name != worker)
-        fewer = (models, packages) != (self.models, self.packages)
-        rings = self.rings and worker != DRAFT
+        rings, package = (False, None) if worker == DRAFT else (self.rings, self.package)
+        fewer = (models, package) != (self.models, self.package)
         return msgspec.structs.replace(
-            self, models=models, packages=packages, rings=rings, processes=self.processes - fewer
+            self, models=models, package=package, rings=rings, processes=self.processes - fewer
         )
 
     def largest_context(self, settings: MemorySettings, available: int) -> int:
@@ -174,7 +171,7 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of the KV of an ended conversation in this worker, with so many recurrent states."""
         asked = msgspec.structs.replace(settings, context=tokens)
         kept = sum(self._kv(model, asked, states) for model in self.models if model.name == name)
-        return kept + sum(package.cache for package in self.packages if package.name == name)
+        return kept + (self.package.cache if self.package is not None and name == DRAFT else 0)
 
     def unknown(self, name: str) -> bool:
         """Whether nothing is known of the KV of this worker's model."""
@@ -200,11 +197,6 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
                 yield 4 * settings.chunk * min(settings.context, model.context) * model.heads
             else:
                 yield _FREED[0] if model.name == TARGET else _FREED[1]
-
-
-def _caches(package: PackageNeed, settings: MemorySettings) -> int:
-    """A draft also has one cache for calls of several requests; a prefill worker holds one prompt."""
-    return settings.requests + 1 if package.name == DRAFT else 1
 
 
 # What is reported of a pipeline that does not fit -------------------------------------------------
@@ -245,8 +237,7 @@ def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> 
     if fewer:
         yield f"--concurrent {fewer}"
     quantized = replace(settings, kv_bits=8)
-    # A Core ML prefill worker writes rows of 16 bits.
-    if settings.kv_bits > quantized.kv_bits and all(package.name != PREFILL for package in needs.packages):
+    if settings.kv_bits > quantized.kv_bits:
         within = needs.largest_context(quantized, available)
         if fits(quantized):
             yield "--kv-bits 8"

@@ -275,7 +275,6 @@ class Supervisor:
             incarnation=self._incarnations,
             engine=self._engine(seat),
             model=self._model(seat),
-            source=self._setup.target if role == "prefill" else "",
             target=self._setup.target if role == "draft" else "",
             cores=self._cores_of(role),
             prefill_chunk=self._setup.options.prefill_step_size,
@@ -298,8 +297,9 @@ class Supervisor:
         return self._setup.second_draft[0] if seat == "second draft" else engines[seat]
 
     def _model(self, seat: Seat) -> str:
-        folders = {"draft": self._setup.draft, "prefill": self._setup.prefill}
-        return self._setup.second_draft[1] if seat == "second draft" else folders.get(seat, "") or self._setup.target
+        if seat == "second draft":
+            return self._setup.second_draft[1]
+        return (self._setup.draft if seat == "draft" else "") or self._setup.target
 
     def _first_cores(self) -> Mapping[Role, tuple[int, ...]]:
         """Local ranks get no cores of their own: on one core, each collective would cost a time slice."""

@@ -1,6 +1,4 @@
-"""Laws of the draft's candidates: ranked by the target's score, drawn as stated, mixed with prompt lookup."""
-
-import math
+"""Laws of the draft's candidates: ranked by the target's score, mixed with prompt lookup."""
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +10,7 @@ from protocol.messages.sampling import Sampling
 from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.speculation.token_tree import Candidates
 
-COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
+COUPLED = Sampling(temperature=1.0, seed=11)
 
 
 def proposed(values: list[list[float]], sampling: Sampling, batch: Batch) -> list[Candidates]:
@@ -40,50 +38,11 @@ def test_candidates_are_ranked_by_the_target_s_score(sampling: Sampling):
         assert np.allclose(row[list(each.tokens)], each.probabilities, atol=1e-5)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED])
 def test_probabilities_fall_and_stay_within_bounds(sampling: Sampling):
     for each in proposed([*random_logits(6, 300, seed=4), [100.0] + [0.0] * 299], sampling, asking(8)):
-        rest = list(each.probabilities)[sampling.verification == "rejection" :]
-        assert rest == sorted(rest, reverse=True)
+        assert list(each.probabilities) == sorted(each.probabilities, reverse=True)
         assert all(0 <= chance <= 1 for chance in each.probabilities)
-
-
-def test_a_distribution_is_aligned_sums_to_one_and_holds_the_drawn_token():
-    for each in proposed(random_logits(8, 300, seed=6), REJECTION, asking(4)):
-        assert each.support is not None
-        assert len(each.support.tokens) == len(set(each.support.tokens)) == len(each.support.probabilities) == 64
-        assert sum(each.support.probabilities) == pytest.approx(1.0)
-        assert each.tokens[0] in each.support.tokens
-
-
-def test_the_drawn_token_is_distributed_as_stated():
-    logits = [[1.5, 0.0, 0.5, -1.0]]
-    count = 4000
-    noise = Noise(4)
-    drawn = [each.tokens[0] for each in propose(mx.array(logits * count), range(count), REJECTION, asking(1), noise)]
-    (stated,) = proposed(logits, REJECTION, asking(1))
-    assert stated.support is not None
-
-    for token, share in zip(*stated.support, strict=True):
-        deviation = math.sqrt(share * (1 - share) / count)
-        assert drawn.count(token) / count == pytest.approx(share, abs=4 * deviation)
-
-
-def test_blocks_with_other_roots_draw_from_other_noise():
-    logits = mx.zeros((24, 1000))
-    batch = asking(1)._replace(places=[*range(4)] * 6)
-
-    drawn = propose(logits, [position for position in range(50, 56) for _ in range(4)], REJECTION, batch, Noise(1000))
-
-    assert len({each.tokens[0] for each in drawn}) > 20, "a few of 24 numbers below 1000 agree by chance"
-
-
-def test_greedy_rejection_states_certainty():
-    (found,) = proposed([[0.0, 2.0, 1.0]], Sampling(verification="rejection"), asking(2))
-
-    assert found.tokens[0] == 1
-    assert found.support is not None
-    assert (list(found.support.tokens), list(found.support.probabilities)) == ([1], [1.0])
 
 
 def test_probabilities_on_a_gpu_and_a_cpu_agree(monkeypatch: pytest.MonkeyPatch):

@@ -14,7 +14,6 @@ from mlx_lm.utils import dequantize_model
 
 from draft_worker.coreml.conversion.architectures import ARCHITECTURES
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
-from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.conversion.weights import compress, restore
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
@@ -23,6 +22,7 @@ from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
+from tests.support.coreml_lint import lint
 from tests.support.models import architectures
 from tests.support.models.architecture_sizes import WINDOW
 from tests.support.models.coreml_runs import WIDTHS, Run, convert, half, tiny, tiny_of

@@ -308,9 +308,7 @@ def test_a_separate_process_converts_and_reports(tmp_path: Path):
     assert len(steps) == len(reports) - 1
     assert [step.done for step in steps] == sorted(step.done for step in steps)
     assert {step.total for step in steps} == {steps[-1].done + 1} == {3 + 2}
-    assert finished.operations["width_1"]["conv"] == 3 * 7 + 1
     assert finished.host_bytes == (tmp_path / "model" / HOST).stat().st_size
-    assert not [finding for finding in finished.findings if finding.severity == "error"]
     assert Converted.open(tmp_path / "model").package.context == 32
 
 

@@ -22,7 +22,6 @@ HEAD = np.array([0, 2, 3, 11, 12, 30, 31, 44, 50, VOCABULARY - 1], np.int32)
 SAMPLED = Sampling(temperature=0.8, seed=5)
 FILTERED = Sampling(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2)
 PENALISED = Sampling(temperature=0.8, seed=5, frequency_penalty=1.5, presence_penalty=2.0)
-DRAWN = Sampling(temperature=1.0, seed=5, verification="rejection")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED])
 @pytest.mark.parametrize(
     ("head", "vocabulary"),
     [(None, VOCABULARY), (HEAD, VOCABULARY - 1), (HEAD, VOCABULARY), (HEAD, VOCABULARY + 61)],

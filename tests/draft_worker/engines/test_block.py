@@ -43,8 +43,6 @@ SAMPLINGS = {
     "greedy": COUPLED,
     "lukewarm": Sampling(temperature=0.7, seed=5),
     "warm": Sampling(temperature=1.0, seed=5),
-    "rejection": Sampling(temperature=1.0, seed=5, verification="rejection"),
-    "greedy rejection": Sampling(verification="rejection"),
     "penalties": Sampling(temperature=1.0, seed=5, frequency_penalty=1.5, top_k=20),
 }
 
@@ -99,19 +97,17 @@ def test_candidates_are_those_of_the_reference(kind: str, sampling: str, pairs: 
     spread = processors is not None
     logits = [reference.logits(states, path[: row + 1], all_tokens=spread) for row in range(rows)]
     paths = [] if processors is None else [path[1 : row + 1] for row in range(rows)]
-    places = [0, 2, 1][:rows]
-    batch = Batch([], path[:rows], [-1, 0, 1][:rows], 4, processors=processors, paths=paths, places=places)
+    batch = Batch([], path[:rows], [-1, 0, 1][:rows], 4, processors=processors, paths=paths)
 
     found = opened(engine, TEXT[:12], range(12), SAMPLINGS[sampling]).evaluate(batch)
 
     scores = mx.array(np.array(logits), mx.float32)
     expected = Columns(VOCABULARY, VOCABULARY).propose(scores, range(13, 13 + rows), SAMPLINGS[sampling], batch)
     assert all(same(*pair) for pair in zip(found, expected, strict=True))
-    assert [each.support is None for each in found] == [each.support is None for each in expected]
     assert DraftWorker(engine, float).hello().block == len(states)
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "warm", "rejection", "penalties"])
+@pytest.mark.parametrize("sampling", ["greedy", "warm", "penalties"])
 @pytest.mark.parametrize("kind", ["z-lab", "vanilla", "gated", "rnn"])
 def test_a_short_head_s_candidates_are_those_of_the_whole_head_among_its_tokens(
     kind: str, sampling: str, pairs: dict[str, Pair], tmp_path: Path

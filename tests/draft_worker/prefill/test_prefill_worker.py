@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from draft_worker.prefill.mlx import MlxPrefillEngine
-from draft_worker.prefill.worker import ArenaSink, PrefillWorker
+from draft_worker.prefill.worker import ArenaSink, PrefillWorker, layout_of
 from protocol.errors import InputError
+from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import open_segment
@@ -32,7 +32,7 @@ PROMPT = begin().tokens
 def worker(sharing: KvExchange | None = None) -> PrefillWorker:
     ticks = count()
     open_sink = partial(ArenaSink, sharing or exchange())
-    return PrefillWorker(MlxPrefillEngine(model(), "t"), open_sink, lambda: float(next(ticks)), 32)
+    return PrefillWorker(model(), open_sink, lambda: float(next(ticks)), 32)
 
 
 def asked(tokens: Sequence[int] = PROMPT[:-1], sequence: int = 1) -> Prefill:
@@ -148,10 +148,10 @@ def test_a_prompt_whose_forward_fails_is_given_up_and_the_next_one_is_prefilled(
 
 
 def test_a_sequence_that_can_not_be_opened_leaves_no_arena(registry: Any, monkeypatch: pytest.MonkeyPatch):
-    def failing(_: MlxPrefillEngine) -> NoReturn:
+    def failing(_: LanguageModel) -> NoReturn:
         raise MemoryError
 
-    monkeypatch.setattr(MlxPrefillEngine, "open", failing)
+    monkeypatch.setattr(LanguageModel, "sequence", failing)
 
     assert refused(SurvivingWorker(worker()), asked())
     assert not any(exists(entry.name) for entry in registry.glob("*"))
@@ -167,4 +167,4 @@ def test_a_model_without_a_layout_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model(), "layout", None)
 
     with pytest.raises(InputError, match="--prefill-engine none"):
-        MlxPrefillEngine(model(), "t")
+        layout_of(model())

@@ -10,9 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.training.answers import AnswerText, divided, packed, texts, without_loop
+from draft_worker.training.answers import AnswerText, claim, divided, packed, record_states, texts, without_loop
 from draft_worker.training.rows import Answers, Shards, save_answers, save_states, stored
-from draft_worker.training.states import claim, record_states
 from draft_worker.training.target import Target
 from protocol.errors import InputError, PipelineError
 from tests.support.models.tiny_models import stock_logits

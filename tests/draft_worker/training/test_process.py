@@ -12,11 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from draft_worker.training.__main__ import Process
-from draft_worker.training.answers import write_answers
+from draft_worker.training.answers import claim, write_answers
 from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.rows import read_answers
 from draft_worker.training.saved_state import Progressed, save
-from draft_worker.training.states import claim
 from draft_worker.training.target import Target
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.train_draft import training

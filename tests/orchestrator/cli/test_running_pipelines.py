@@ -4,14 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.app import cli
 from orchestrator.cli.running_pipelines import held, keeps_running, minutes_to_keep, running_pipeline
 from orchestrator.runtime.session import Session, end_kept
-from protocol.errors import InputError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 MODELS = PipelineSettings(target=str(DEMO_TARGET), draft=str(DEMO_DRAFT))
@@ -77,20 +74,3 @@ def test_a_terminal_keeps_small_models_and_scripts_keep_what_they_say(monkeypatc
     assert kept(2.0, terminal=False, memory=1) == 2.0
     assert kept(0.0, terminal=True, memory=4 * weights) == 0
     assert kept(2.0, terminal=True, memory=4 * weights, settings=MODELS.changed(strategy="sd")) == 0
-
-
-@pytest.mark.parametrize("command", [("generate", "hi"), ("chat",)])
-def test_a_rule_that_needs_another_strategy_asks_no_pipeline_with_the_default_one(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-):
-    asked: list[str] = []
-
-    def running(settings: PipelineSettings) -> None:
-        asked.append(settings.strategy)
-        raise InputError("enough")
-
-    for module in ("generate", "chat"):
-        monkeypatch.setattr(f"orchestrator.cli.commands.{module}.running_pipeline", running)
-
-    CliRunner().invoke(cli, [*command, "--verification", "rejection"])
-    assert asked == ["sd"]

@@ -4,13 +4,14 @@ import pytest
 
 from orchestrator.core.commands import Dismiss, SendMessage
 from orchestrator.core.events import Arrived
-from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
 from orchestrator.lab.simulate.workers import ModelledDraft
 from protocol.messages.base import Level, RequestId, Role
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import Reroot, Start
 from tests.support.recording_target import RING, TAPS, RecordingTarget, reading
 from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation
+from tests.support.simulation import WorkerHost
 
 LOW, HIGH = FeatureForm((1, 4), 64), FeatureForm((-1, 4), 64)
 

@@ -12,7 +12,6 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.lab.simulate.devices import Wire
 from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
@@ -32,6 +31,7 @@ from tests.support.scripted_simulation import (
     ready,
 )
 from tests.support.simulated_hours.invariants import reachable
+from tests.support.simulation import Wire
 
 
 def served(simulation: ScriptedSimulation) -> SimulatedClient:

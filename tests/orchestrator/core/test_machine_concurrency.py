@@ -7,10 +7,10 @@ from orchestrator.core.expected_rate import best_count, best_counts
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES, Autoregressive
 from orchestrator.core.scheduler import Scheduler
-from orchestrator.lab.simulate.devices import Wire
 from protocol.messages.base import RequestId
 from protocol.messages.worker import Forest, Start, Stop, Verdict, Verify
 from tests.support.scripted_simulation import ONE, THREE, TWO, ScriptedSimulation, ready
+from tests.support.simulation import Wire
 
 
 def rounds(simulation: ScriptedSimulation) -> list[list[int]]:

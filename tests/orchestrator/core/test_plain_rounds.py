@@ -6,14 +6,12 @@ from itertools import pairwise
 import pytest
 from msgspec import structs
 
-from orchestrator.core.events import Arrived, Submitted, Task
+from orchestrator.core.events import Arrived
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_workers
 from protocol.messages.base import Role
-from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Forest, ToWorker, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from tests.support.scripted_simulation import (
@@ -80,18 +78,6 @@ def test_adaptive_goes_on_after_plain_rounds_and_its_tokens_are_the_targets_own(
     for tree, next in pairwise(trees):
         assert not (tree.plain_next and len(tree.tokens) > 1)
         assert not tree.plain_next or next.round == tree.round + 1
-
-
-@pytest.mark.parametrize("strategy", ["ar", "adaptive"])
-def test_rejection_sampling_with_a_draft_never_goes_on(strategy: str):
-    simulation = _useless(strategy=strategy)
-    sampling = Sampling(temperature=1.0, verification="rejection")
-    request = Task((7,), sampling, 60)
-    simulation.clients[ONE] = SimulatedClient(request, [])
-    simulation.step(Submitted(ONE, request))
-    simulation.run_while(lambda: len(simulation.trees()) < 50)
-
-    assert any(tree.plain_next for tree in simulation.trees()) == (strategy == "ar")
 
 
 class LateTarget(ModelledTarget):

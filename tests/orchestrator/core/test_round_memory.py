@@ -6,8 +6,8 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
+from tests.support.simulation import modelled_pipeline
 
 _PROMPT = 40_000
 _POINTER_BYTES = 8

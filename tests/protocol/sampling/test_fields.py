@@ -15,7 +15,6 @@ UNPROCESSED = {
     "seed": "chooses the noise",
     "logprobs": "reports the model's own logits",
     "prompt_logprobs": "reports logits of the prompt",
-    "verification": "chooses the acceptance rule",
 }
 HANDLED: dict[str, dict[str, Any]] = {
     "frequency_penalty": {},

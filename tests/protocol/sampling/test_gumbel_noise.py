@@ -8,7 +8,7 @@ from protocol.errors import PipelineError
 from protocol.messages.sampling import Sampling
 from protocol.sampling import gumbel_noise as module
 from protocol.sampling.gumbel_noise import Noise, scores
-from protocol.sampling.threefry import NoiseStream, gumbel, half_block, noise_bits, noise_key, threefry2x32, uniform
+from protocol.sampling.threefry import gumbel, half_block, noise_bits, noise_key, threefry2x32, uniform
 
 _VOCABULARY = 100
 
@@ -18,29 +18,28 @@ def _logits(rows: int, seed: int = 0) -> mx.array:
 
 
 def test_noise_rows_equal_the_reference():
-    for stream in NoiseStream:
-        expected = gumbel(noise_bits(5, 77, np.arange(_VOCABULARY), _VOCABULARY, stream))
+    expected = gumbel(noise_bits(5, 77, np.arange(_VOCABULARY), _VOCABULARY))
 
-        assert np.allclose(np.array(Noise(_VOCABULARY).row(5, 77, stream)), expected, rtol=1e-4, atol=1e-4)
+    assert np.allclose(np.array(Noise(_VOCABULARY).row(5, 77)), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_noise_of_a_token_does_not_depend_on_the_tokens_of_a_row():
     tokens = np.array([0, 3, 17, _VOCABULARY - 1])
-    whole = np.array(Noise(_VOCABULARY).row(5, 77, NoiseStream.SAMPLE))
+    whole = np.array(Noise(_VOCABULARY).row(5, 77))
 
-    assert np.array_equal(np.array(Noise(_VOCABULARY, tokens=tokens).row(5, 77, NoiseStream.SAMPLE)), whole[tokens])
+    assert np.array_equal(np.array(Noise(_VOCABULARY, tokens=tokens).row(5, 77)), whole[tokens])
 
 
 def test_an_evicted_row_is_drawn_alike_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_CACHE_BYTES", 0)
     monkeypatch.setattr(module, "_CACHE_ROWS", 2)
     noise = Noise(_VOCABULARY)
-    before = np.array(noise.row(1, 0, NoiseStream.SAMPLE))
+    before = np.array(noise.row(1, 0))
     for position in range(1, 10):
-        noise.row(1, position, NoiseStream.SAMPLE)
+        noise.row(1, position)
 
     assert len(noise._rows) == 2
-    assert np.array_equal(np.array(noise.row(1, 0, NoiseStream.SAMPLE)), before)
+    assert np.array_equal(np.array(noise.row(1, 0)), before)
 
 
 def test_a_row_that_is_drawn_ahead_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch):
@@ -49,8 +48,8 @@ def test_a_row_that_is_drawn_ahead_is_not_drawn_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(noise, "_draw", lambda _: pytest.fail("drawn again"))
 
     for position in (77, 78):
-        row = noise.row(5, position, NoiseStream.SAMPLE)
-        assert np.array_equal(np.array(row), np.array(later.row(5, position, NoiseStream.SAMPLE)))
+        row = noise.row(5, position)
+        assert np.array_equal(np.array(row), np.array(later.row(5, position)))
 
 
 def test_an_unknown_bit_layout_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -97,35 +96,27 @@ def test_published_known_answers(key: tuple[int, int], counter: tuple[int, int],
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 16, 1000, 4096, 4097])
 def test_mlx_lays_out_the_same_bits(vocabulary: int):
     generator = np.random.default_rng(vocabulary)
-    for stream in NoiseStream:
-        seed, position = int(generator.integers(1 << 32)), int(generator.integers(1 << 20))
-        half = half_block(vocabulary)
-        key = mx.array(noise_key(seed, position, stream), dtype=mx.uint32)
-        native = np.array(mx.random.split(key, half).reshape(2 * half)[:vocabulary])
+    seed, position = int(generator.integers(1 << 32)), int(generator.integers(1 << 20))
+    half = half_block(vocabulary)
+    key = mx.array(noise_key(seed, position), dtype=mx.uint32)
+    native = np.array(mx.random.split(key, half).reshape(2 * half)[:vocabulary])
 
-        ours = noise_bits(seed, position, np.arange(vocabulary), vocabulary, stream)
-
-        assert np.array_equal(native, ours)
+    assert np.array_equal(native, noise_bits(seed, position, np.arange(vocabulary), vocabulary))
 
 
 def test_differently_padded_vocabularies_share_their_noise():
     tokens = np.array([0, 70_000, 151_642])
 
-    small = noise_bits(1, 5, tokens, 151_936, NoiseStream.SAMPLE)
+    small = noise_bits(1, 5, tokens, 151_936)
 
-    assert np.array_equal(small, noise_bits(1, 5, tokens, 152_064, NoiseStream.SAMPLE))
+    assert np.array_equal(small, noise_bits(1, 5, tokens, 152_064))
 
 
-def test_seeds_positions_and_streams_do_not_share_bits():
+def test_seeds_and_positions_do_not_share_bits():
     tokens = np.arange(64)
-    rows = {
-        noise_bits(seed, position, tokens, 64, stream).tobytes()
-        for seed in (0, 1)
-        for position in (0, 1, 2**20)
-        for stream in NoiseStream
-    }
+    rows = {noise_bits(seed, position, tokens, 64).tobytes() for seed in (0, 1) for position in (0, 1, 2**20)}
 
-    assert len(rows) == 2 * 3 * 4
+    assert len(rows) == 2 * 3
 
 
 def test_uniforms_stay_strictly_inside_the_unit_interval():

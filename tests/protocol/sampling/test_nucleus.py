@@ -108,7 +108,7 @@ def test_a_row_that_is_no_distribution_is_left_alone_and_disturbs_no_other(value
     [
         Sampling(temperature=1.0, top_p=0.95),
         Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01),
-        Sampling(temperature=1.0, top_p=0.95, repetition_penalty=1.2, verification="rejection"),
+        Sampling(temperature=1.0, top_p=0.95, repetition_penalty=1.2),
     ],
 )
 @pytest.mark.parametrize("kind", ["normal", "equal"])

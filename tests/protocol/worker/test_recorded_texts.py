@@ -49,7 +49,7 @@ def test_a_text_is_found_by_its_tokens_temperature_and_seed(
     assert read.of_prompt(tokens, request_sampling(temperature, seed)) == (text if len(tokens) == 2 else None)
 
 
-@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"logprobs": 1}, {"verification": "rejection"}])
+@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"logprobs": 1}])
 def test_other_parameters_have_no_recorded_text(read: RecordedTexts, changes: dict):
     assert read.beginning_with((1, 2), replace(Sampling(temperature=1.0, seed=1), **changes)) is None
 

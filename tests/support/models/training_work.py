@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from draft_worker.training.answers import record_states
 from draft_worker.training.language import LanguageTraining
 from draft_worker.training.rows import HELD_OUT, Answers, Row, Shards, save_answers
-from draft_worker.training.states import record_states
 from draft_worker.training.target import Target
 from tests.support.models.tiny_models import VOCABULARY, network, write_model
 from tests.support.models.tokenizer_files import write_tokenizer

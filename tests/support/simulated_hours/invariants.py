@@ -9,10 +9,10 @@ from typing import Any
 
 from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage, TellReading
 from orchestrator.core.phases import Phase
-from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.workers import prompt_token_logprob
 from protocol.messages.base import Role
 from protocol.messages.worker import Start
+from tests.support.simulation import Simulation
 
 _MAX_WAIT = 130.0
 """Maximum of seconds until the next tick while requests are live: a prefill worker may take long."""

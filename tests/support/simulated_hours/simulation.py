@@ -15,8 +15,7 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, Language, ModelledLanguage, random_token
-from orchestrator.lab.simulate.devices import Wire, Wires
-from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.devices import Wires
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
 from orchestrator.lab.simulate.workers import ModelledDraft
 from orchestrator.runtime.restarts import RestartPolicy
@@ -27,6 +26,7 @@ from protocol.worker.pacing import DevicePace
 from tests.support.recording_target import TAPS, RecordingTarget, reading
 from tests.support.simulated_hours.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
 from tests.support.simulated_hours.invariants import Invariants, Violation
+from tests.support.simulation import Simulation, Wire
 
 _BUSY_PING, _IDLE_PING = 2.0, 30.0
 """Seconds. The real loop pings every 2 s; here pings are rare when idle, to save time."""

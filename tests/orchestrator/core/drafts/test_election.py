@@ -15,12 +15,12 @@ from orchestrator.core.estimates import TurnTaking
 from orchestrator.core.events import WorkerDown
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.devices import Devices, Wire
-from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.workers import ModelledDraft, modelled_workers
 from protocol.messages.worker import Reroot, Start, Stop, ToWorker
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import ScriptedSimulation, ready
+from tests.support.simulation import Simulation, Wire
 
 TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.005), (8, 0.006)), prefill_rate=2000.0)

@@ -13,7 +13,7 @@ from orchestrator.core.policy.decision import VerifyNodes, WaitUntil
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import NodeId, RequestId
-from protocol.messages.plans import BestFirst, Chain, Distribution, FanOut
+from protocol.messages.plans import BestFirst, Chain, FanOut
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import node_id
 from tests.support.request_views import guesses_behind, seen_request
@@ -191,30 +191,10 @@ def test_prompt_lookup_guesses_only_where_it_is_on(strategy: Any, fallback: Any)
 TOP = NodeId(7)
 
 
-def child(token: int, probability: float) -> Grow:
-    """A child of the root, sampled from a distribution of two tokens."""
-    q = Distribution(TOP, (token, token + 1), (probability, 1.0 - probability))
-    return Grow(RequestId(1), 0, (TOP,), (token,), (probability,), 1, 0.01, distributions=(q,))
-
-
-def test_a_node_that_is_evaluated_twice_keeps_the_distribution_of_its_first_child():
-    """Rejection sampling of the first child would be biased by another one."""
-    speculation = Speculation(TOP, 3, 10, Estimates(), wanted=True, now=0.0)
-    speculation.start(0, 0.0)
-    first, second = child(5, 0.9), child(8, 0.4)
-    for growth in (first, second):
-        speculation.merge(growth, vocabulary=100, now=1.0)
-    main = speculation.tree.root.main_child
-    assert main is not None
-
-    assert main.token == 5
-    assert speculation.distributions([main]) == first.distributions
-
-
 def test_guesses_that_are_given_up_leave_an_empty_tree_and_a_miss():
     speculation = Speculation(TOP, 3, 10, Estimates(), wanted=True, now=0.0)
     speculation.start(0, 0.0)
-    speculation.merge(child(5, 0.9), vocabulary=100, now=1.0)
+    speculation.merge(Grow(RequestId(1), 0, (TOP,), (5,), (0.9,), 1, 0.01), vocabulary=100, now=1.0)
     below = speculation.tree.root.children[5].id
     speculation.merge(Grow(RequestId(1), 0, (below,), (6,), (0.5,), 1, 0.01), vocabulary=100, now=1.0)
     hit = speculation.commit([5], round=1, now=2.0)

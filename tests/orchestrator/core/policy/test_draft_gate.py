@@ -13,13 +13,13 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY, Scenario, simulated
-from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import ModelledDraft, modelled_pipeline
+from orchestrator.lab.simulate.workers import ModelledDraft
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.messages.base import NodeId
 from protocol.messages.worker import Start, Stop
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
+from tests.support.simulation import Simulation, modelled_pipeline
 
 LATE = Devices.of(load_profile("m4-pro-llama3.2-3b"))
 """A step of the draft takes 1.15 of the target's forward."""

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from orchestrator.core.estimates import Freshness
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import NodeId, Role
@@ -17,6 +16,7 @@ from protocol.messages.worker import Reroot, Start, ToWorker
 from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import LANGUAGE, TARGET, ScriptedSimulation
+from tests.support.simulation import Simulation
 
 
 def choices(cached: float, fresh: float, cached_seconds: float, fresh_seconds: float, hits: int = 4000) -> list[bool]:

@@ -9,10 +9,10 @@ import pytest
 from orchestrator.core.options import Options, PlacementChoice
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage, random_token, uniform
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.workers import modelled_workers
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.worker.pacing import DevicePace
+from tests.support.simulation import Simulation
 
 _INSIDE, _SPREAD = 0.85, 1.5
 _TOKENS, _REQUESTS = 400, 3

@@ -21,13 +21,13 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.request import Request
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import Work
-from orchestrator.lab.simulate.workers import ModelledDraft, modelled_pipeline
+from orchestrator.lab.simulate.workers import ModelledDraft
 from protocol.messages.client import Statistics
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Extend, Grow, Reroot, Start, ToWorker
 from protocol.worker.pacing import DevicePace
+from tests.support.simulation import Simulation, modelled_pipeline
 
 STEP = 0.006
 TARGET = DevicePace(steps=((1, 0.021), (8, 0.036), (16, 0.052)), prefill_rate=800.0)

@@ -18,20 +18,14 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, Language, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY
-from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import Work
-from orchestrator.lab.simulate.workers import (
-    ModelledDraft,
-    ModelledTarget,
-    VirtualWorker,
-    modelled_hello,
-    modelled_pipeline,
-)
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, VirtualWorker, modelled_hello
 from protocol.messages.base import Role
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Prefilled, ToWorker, Verdict, Verify
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import DRAFT, TARGET
+from tests.support.simulation import Simulation, modelled_pipeline
 
 WIDTHS = range(1, 18)
 

@@ -7,7 +7,9 @@ import pytest
 
 from orchestrator.lab.bench.contender import contender_name, line_and_draft_tokens
 from orchestrator.lab.bench.plan import BenchModels, BenchPlan, bench_models
+from orchestrator.lab.bench.strategies import measure
 from orchestrator.lab.bench.trials import entries
+from orchestrator.lab.findings import Listener
 from protocol.errors import InputError
 from tests.support.bench_measurements import bench_plan
 from tests.support.models import drafter_files
@@ -46,9 +48,15 @@ def test_a_trained_drafter_takes_the_place_of_the_draft_by_the_engine_of_its_kin
 
     assert (models.trained, models.settings("adaptive").draft_engine) == (True, "eagle3")
     assert (PAIR.trained, PAIR.settings("adaptive").draft_engine) == (False, "mlx")
-    assert (models.outputs_read, PAIR.outputs_read) == ((0, 2, 5), ())
     lines = [entry.line for entry in entries(plan("ar,adaptive"), trained=True)]
     assert lines == ["plain (ar)", "adaptive", *PARTS[:2]], "no draft that guesses blindly costs as much"
+
+
+def test_recorded_texts_hold_no_states_for_a_trained_drafter(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(BenchPlan, "models", lambda _: PAIR._replace(engine="eagle3"))
+
+    with pytest.raises(InputError, match="leave out --replay"):
+        measure(plan("ar", pace="m4-16gb-qwen2.5-3b", replay=True), [], Listener())
 
 
 def test_the_parts_are_adaptive_with_one_thing_changed():

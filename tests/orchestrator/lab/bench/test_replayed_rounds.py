@@ -11,7 +11,6 @@ import pytest
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
 from orchestrator.core.options import Options, StrategyName
-from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker
 from orchestrator.lab.simulate.workers import VirtualWorker
 from orchestrator.text.tokenizer import TextCodec
@@ -26,6 +25,7 @@ from target_worker.recorded import RecordedEngine, RecordedModel
 from target_worker.worker import TargetWorker
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.scripted_simulation import FixedPrompts, rounds
+from tests.support.simulation import Simulation
 
 _PROMPTS = ("def quicksort(items):\n", "class Stack:\n    def push(self, item):\n")
 _LENGTH = 24

@@ -15,7 +15,6 @@ import pytest
 from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light import stage_process
 from orchestrator.lab.first_light.folder import REPORT, LightFolder
-from orchestrator.lab.first_light.pipelines import crossover
 from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import LightReport, Run, StageReport
 from orchestrator.lab.first_light.run import Choice, lacking, run
@@ -217,12 +216,6 @@ def test_a_neural_engine_is_needed_on_apple_silicon_with_core_ml(monkeypatch, sy
     needing = next(stage for stage in STAGES if stage.name == "neural-engine")
     assert has_neural_engine() is there
     assert lacking(needing, LightSettings()) == ("" if there else "no Neural Engine with Core ML")
-
-
-def test_a_crossover_is_where_one_stays_ahead():
-    assert crossover({64: 9, 128: 5, 256: 5, 512: 5}, {64: 1, 128: 6, 256: 4, 512: 6}) == 512
-    assert crossover({64: 1, 128: 1}, {64: 2, 128: 2}) == 64
-    assert crossover({64: 3}, {64: 2}) is None
 
 
 # A stage's process --------------------------------------------------------------------------------

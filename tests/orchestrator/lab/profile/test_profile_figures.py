@@ -32,7 +32,6 @@ from orchestrator.lab.profile.report import timeline
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.runtime.recording import Seen, Traced
 from protocol.messages.base import NodeId, RequestId
@@ -40,6 +39,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Start, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from protocol.worker.spans import SpanKind
+from tests.support.simulation import modelled_pipeline
 
 ONE = RequestId(1)
 ROOT = NodeId(7)

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.worker.pacing import DevicePace
+from tests.support.simulation import modelled_pipeline
 
 M4 = Devices.of(load_profile("m4-qwen3-8b"))
 ONE = M4.target.forward(1)

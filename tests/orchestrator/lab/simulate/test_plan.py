@@ -12,7 +12,7 @@ from orchestrator.cli.commands.plan import plan
 from orchestrator.core.options import Options
 from orchestrator.lab.calibration import to_toml
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.devices import Devices, Wire, Wires
+from orchestrator.lab.simulate.devices import Devices, Wires
 from orchestrator.lab.simulate.plan import (
     BASELINE_NAME,
     COOL,
@@ -33,6 +33,7 @@ from orchestrator.lab.simulate.plan import (
 from orchestrator.machine.profiles.device_profiles import calibration_file, load_profile, profile_names
 from protocol.errors import InputError
 from protocol.worker.pacing import DevicePace
+from tests.support.simulation import Wire
 
 M4 = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
 AT_ONCE = Wires(Wire(delay=0.0), Wire(delay=0.0))

@@ -5,13 +5,14 @@ import pytest
 
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.devices import Devices, Wire, Wires
-from orchestrator.lab.simulate.worker_host import Contention, VirtualClock, WireDirection
-from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_pipeline
+from orchestrator.lab.simulate.devices import Devices, Wires
+from orchestrator.lab.simulate.worker_host import Contention, VirtualClock
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import NodeId, RequestId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.worker.pacing import DevicePace
+from tests.support.simulation import Wire, WireDirection, modelled_pipeline
 
 TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.005), (8, 0.006)), prefill_rate=2000.0)

@@ -10,10 +10,10 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.plan import GREEDY, SAMPLED
-from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.messages.worker import Verify
 from protocol.worker.pacing import DevicePace
+from tests.support.simulation import modelled_pipeline
 
 M4 = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
 KINDS = [pytest.param(GREEDY, id="greedy"), pytest.param(SAMPLED, id="sampled")]

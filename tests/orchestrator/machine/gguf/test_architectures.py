@@ -349,21 +349,6 @@ CASES = {
             "rope_scaling": {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 512},
         },
     ),
-    "glm-dsa": Case(
-        "glm_moe_dsa",
-        lambda a: latent(
-            a,
-            **{
-                "expert_weights_norm": True,
-                "nextn_predict_layers": 1,
-                "attention.indexer.head_count": a.index_n_heads,
-                "attention.indexer.key_length": a.index_head_dim,
-                "attention.indexer.top_k": a.index_topk,
-                "attention.indexer.types": [True] * a.num_hidden_layers,
-            },
-        ),
-        {"norm_topk_prob": True},
-    ),
     "glm4moe": Case(
         "glm4_moe",
         lambda a: {**routed(a), "rope.dimension_count": a.head_dim // 2, "expert_weights_norm": True},
@@ -541,7 +526,6 @@ def test_templates_with_names_come_along(tmp_path: Path):
     assert "Hi" in template.text(asked)
 
 
-GLM_5_2 = r"GLM-5.2.*choose GLM-5 or 5.1"
 NOT_COMPUTED = "states {}, which mlx-lm does not compute"
 PACKED = {"ssm_out": "Q8_0"}
 
@@ -549,8 +533,6 @@ PACKED = {"ssm_out": "Q8_0"}
 @pytest.mark.parametrize(
     ("name", "key", "value", "kinds", "words"),
     [
-        ("glm-dsa", "attention.indexer.types", [True, False, True, True], {}, GLM_5_2),
-        ("glm-dsa", "attention.indexer.types", None, {}, GLM_5_2),
         ("lfm2moe", "expert_gating_func", None, {}, "{} is missing"),
         ("gemma3n", "activation_sparsity_scale", None, {}, "{} is missing"),
         ("glm4", "rope.dimension_sections", [8, 4, 4, 0], {}, NOT_COMPUTED),
@@ -565,8 +547,7 @@ PACKED = {"ssm_out": "Q8_0"}
 def test_what_can_not_be_computed_is_refused(
     tmp_path: Path, name: str, key: str, value: object, kinds: dict[str, str], words: str
 ):
-    long = {f"{name}.context_length": 1 << 20} if words == GLM_5_2 and value is None else {}
-    written(tmp_path / "model.gguf", name, metadata={f"{name}.{key}": value, **long}, kinds=kinds)
+    written(tmp_path / "model.gguf", name, metadata={f"{name}.{key}": value}, kinds=kinds)
 
     with pytest.raises(InputError, match=words.format(rf"{name}.{key}")):
         converted(tmp_path)

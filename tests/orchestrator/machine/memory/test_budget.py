@@ -73,8 +73,8 @@ def test_rows_behind_windows_wait_for_arenas_in_the_target_alone():
 
 
 def test_a_core_ml_draft_has_a_cache_for_each_request_and_one_for_joint_calls():
-    package = PackageNeed("draft", 3 * GIB, GIB // 16)
-    needs = msgspec.structs.replace(NEEDS, models=(TARGET,), packages=(package,))
+    package = PackageNeed(3 * GIB, GIB // 16)
+    needs = msgspec.structs.replace(NEEDS, models=(TARGET,), package=package)
     budget = needs.budget(ASKED)
 
     assert budget.parts["Core ML's copies of the draft"] == 3 * GIB
@@ -140,13 +140,11 @@ def test_a_refusal_advises_fewer_bits_and_no_draft_where_these_suffice():
     [("draft", "a smaller draft, or --draft-engine none"), ("prefill worker", "--prefill-engine none")],
 )
 def test_the_worker_that_is_too_much_is_the_one_that_is_named(worker: str, advice: str):
-    package = PackageNeed(worker, 4 * GIB, 0)
-    needs = msgspec.structs.replace(NEEDS, models=(TARGET,), packages=(package,))
+    needs = msgspec.structs.replace(NEEDS, models=(TARGET, ModelNeed(worker, 4 * GIB, None)))
     text = told(ASKED, 14 * GIB, 20 * GIB, needs)
 
     assert f"; {advice}." in text
     assert text.count("none") == 1
-    assert ("--kv-bits" in text) == (worker == "draft")
 
 
 def test_a_target_that_is_too_large_by_itself_is_told_so():

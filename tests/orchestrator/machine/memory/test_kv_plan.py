@@ -113,8 +113,8 @@ def test_draft_and_target_keep_as_many_tokens_and_the_target_s_come_first():
 
 
 def test_the_caches_of_a_core_ml_draft_are_in_its_part():
-    package = PackageNeed("draft", GIB // 2, GIB // 8)
-    pipeline = msgspec.structs.replace(needs("qwen3-8b"), packages=(package,), processes=3)
+    package = PackageNeed(GIB // 2, GIB // 8)
+    pipeline = msgspec.structs.replace(needs("qwen3-8b"), package=package, processes=3)
     plan = kv_plan(pipeline, UNASKED, MACS[24], concurrent=16)
 
     assert plan.draft > 2 * package.cache

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec import structs
 
-from draft_worker.prefill.mlx import MlxPrefillEngine
-from draft_worker.prefill.worker import PrefillWorker, RemoteSink
+from draft_worker.prefill.worker import PrefillWorker, RemoteSink, layout_of
 from orchestrator.runtime.workers.intake import KvIntake
 from protocol.kv.exchange import kv_form, shipments
 from protocol.kv.segments import SegmentError, open_segment
@@ -43,7 +42,7 @@ def asked(intake: KvIntake, tokens: Sequence[int] = LONG_PROMPT[:-1]) -> Prefill
 def sent(attempt: Prefill) -> list[Shipment]:
     """By an honest worker, which reads 32 tokens at a time."""
     ticks = count()
-    worker = PrefillWorker(MlxPrefillEngine(model(), "t"), RemoteSink, lambda: float(next(ticks)), 32, "m")
+    worker = PrefillWorker(model(), RemoteSink, lambda: float(next(ticks)), 32, "m")
     replies = list(worker.handle(attempt))
     while worker.has_work:
         replies += worker.work()
@@ -187,7 +186,7 @@ def test_an_offer_holds_only_requested_rows_in_order(data: st.DataObject, regist
     before = set(segments(registry))
     intake = new_intake()
     attempt = asked(intake, LONG_PROMPT[:6])
-    layers = 2 * kv_form(MlxPrefillEngine(model(), "t").layout).layers
+    layers = 2 * kv_form(layout_of(model())).layers
     row = FORM.kv_heads * FORM.head_size * 4
     written: list[tuple[int, int]] = []
     for _ in range(40):

@@ -22,9 +22,8 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import VOCABULARY
 from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.errors import WireError
-from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, PlainText, RequestId, Role, plain
+from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_NODES, NodeId, PlainText, RequestId, Role, plain
 from protocol.messages.kv import KvOffer
-from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import (
     CacheOff,
@@ -166,10 +165,7 @@ class Liar(Deceived):
         )
         costs = (tuple((width, pick([1e-6, 0.01, 1e4])) for width in (1, 8) if role == "draft") for _ in range(2))
         drafts = [replace(modelled_hello("draft"), costs=each, context=pick([5, 512, MAX_CONTEXT])) for each in costs]
-        tasks = [
-            Task(PROMPT, Sampling(verification=pick(["coupled", "rejection"])), pick([1, 5, 30]))
-            for _ in range(pick([1, 1, 2, 3]))
-        ]
+        tasks = [Task(PROMPT, Sampling(), pick([1, 5, 30])) for _ in range(pick([1, 1, 2, 3]))]
         super().__init__(options, drafts, tasks, seed)
 
     def lie(self) -> FromWorker:
@@ -182,11 +178,10 @@ class Liar(Deceived):
             for _ in range(length):
                 parents.append(last)
                 last = pick([last, node_id(last, token)])
-            distributions = tuple(Distribution(parent, (1, 2), (0.5, 0.5)) for parent in parents[: pick([0, 2])])
             grow = Grow(
                 request, round, tuple(parents), (token,) * length, (pick([0.0, 0.5, 1.0]),) * length, count, seconds
             )
-            lies: list[FromWorker] = [grow, replace(grow, distributions=distributions, staleness=count)] * 3
+            lies: list[FromWorker] = [grow, replace(grow, staleness=count)] * 3
             lies += [Prefilled(request, round, count, seconds, count)]
         else:
             path = pick([(), (node,), (node, node_id(node, token))])
@@ -339,15 +334,6 @@ def test_growth_without_bounds_is_cut(lies: list[Grow], held: int):
     assert ends_as_it_should(deceived)
 
 
-@pytest.mark.parametrize(("verification", "kept"), [("coupled", 0), ("rejection", 1)])
-def test_distributions_are_held_only_where_somebody_asks_for_them(verification: str, kept: int):
-    deceived = honest(verification=verification)
-    deceived.claims(grow([ROOT], [4], distributions=(Distribution(ROOT, (4, 5), (0.5, 0.5)),)))
-    speculation = deceived.machine.requests[ONE].speculation
-
-    assert len(speculation.distributions([node for node in speculation.tree if node.token == 4])) == kept
-
-
 # Beyond the bounds -------------------------------------------------------------------------------
 
 
@@ -420,23 +406,14 @@ def test_a_text_of_a_worker_has_exactly_the_characters_that_are_seen():
             convert(f"a{character}b", PlainText)
 
 
-def test_the_largest_growth_fits_the_cap_of_a_workers_frame():
-    most = Distribution(NodeId((1 << 63) - 1), ((1 << 31) - 1,) * MAX_SUPPORT, (0.1,) * MAX_SUPPORT)
-    growth = Grow(
-        request=RequestId((1 << 53) - 1),
-        round=(1 << 53) - 1,
-        parents=(NodeId((1 << 63) - 1),) * MAX_NODES,
-        tokens=((1 << 31) - 1,) * MAX_NODES,
-        probabilities=(0.1,) * MAX_NODES,
-        evaluated=MAX_CONTEXT,
-        seconds=0.1,
-        distributions=(most,) * MAX_NODES,
-        paced=Paced(forwards=(1 << 32) - 1, overruns=(1 << 32) - 1, seconds=0.1, excess=0.1),
-    )
-    frame = encode(growth, _STAMP)
+def test_the_largest_verdict_fits_the_cap_of_a_workers_frame():
+    most = TokenLogprob(-0.1, (((1 << 31) - 1, -0.1),) * MAX_ALTERNATIVES)
+    path = (NodeId((1 << 63) - 1),) * MAX_NODES
+    verdict = Verdict(RequestId((1 << 53) - 1), (1 << 53) - 1, path, 1, 0.1, token_logprobs=(most,) * MAX_NODES)
+    frame = encode(verdict, _STAMP)
 
-    assert 0.9 * MAX_WORKER_FRAME < len(frame) <= MAX_WORKER_FRAME
-    assert decode(frame, FromWorker, MAX_WORKER_FRAME)[1] == growth
+    assert 0.3 * MAX_WORKER_FRAME < len(frame) <= MAX_WORKER_FRAME
+    assert decode(frame, FromWorker, MAX_WORKER_FRAME)[1] == verdict
 
 
 _DANGERS = re.compile(

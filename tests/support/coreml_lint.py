@@ -7,11 +7,25 @@ On a Mac, `MLComputePlan` and timing decide.
 
 import math
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from draft_worker.coreml.program_file import FunctionFile, ProgramFile, StoredTensor, TensorType
-from protocol.contracts.coreml import LintFinding as Finding
+
+
+class Finding(NamedTuple):
+    """One violation of a rule of the Neural Engine."""
+
+    severity: Literal["error", "warning"]
+    """error: runs off the Neural Engine, or Core ML refuses it; warning: slower, or only some systems accept it."""
+    rule: str
+    function: str
+    """Empty for the whole package."""
+    where: str
+    """An operation, value or file."""
+    reason: str
+
 
 _NATIVE = frozenset(
     (
