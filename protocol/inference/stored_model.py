@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -28,6 +29,7 @@ from protocol.inference.packed_weights import (
 )
 from protocol.paths import UNPACKED_VARIABLE
 
+_MOST_STREAMS = 8
 _parameters: Callable[[Any], int] = vars(utils)["get_total_parameters"]
 _load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
 _classes_of: Callable[[dict[str, Any]], tuple[Any, Any]] = vars(utils)["_get_classes"]
@@ -113,7 +115,11 @@ def ready_for_processor(network: Any) -> None:
         allowed = os.environ.get(UNPACKED_VARIABLE)
         scaled = any("global_scale" in one and not isinstance(one, ScaledLinear) for one in network.modules())
         if scaled or allowed is None or PROCESSOR_BYTES * _parameters(network) <= int(allowed):
-            network = dequantized(network)
+            # MLX unpacks on one thread a stream.
+            streams = cycle([mx.new_stream(mx.cpu) for _ in range(min(os.cpu_count() or 1, _MOST_STREAMS))])
+            for part in (*getattr(network, "layers", ()), network):
+                with mx.stream(next(streams)):
+                    dequantized(part).set_dtype(mx.float32)
         network.set_dtype(mx.float32)
         spare_compiler()
 
