@@ -35,7 +35,7 @@ from protocol.shown_names import model_name
 
 _PATIENCE = 1800.0
 """Seconds for loading a model of hundreds of GB."""
-_AGAIN = "run launch-pipeline doctor --neural-engine again"
+_AGAIN = "run launch-pipeline doctor --neural-engine again while nothing else runs"
 
 
 def target_finding(name: str, on_progress: OnProgress = silent) -> Check:
@@ -183,7 +183,7 @@ def examined(
     """`doctor --neural-engine`: findings on the draft model `draft` (None: the default draft), and on which engine the
     pipeline uses for it.
 
-    The verdict is stored by system build, chip and package.
+    The verdict replaces what is stored by system build, chip and package.
     """
     model, note = (draft, "") if draft is not None else default_draft(on_progress)
     folder = converted_draft(str(model), on_progress)
@@ -191,8 +191,8 @@ def examined(
         folder, place_of(folder), examiner=examiner, limits=limits, predicts=predicts, on_stage=on_stage
     )
     findings = [*([Check("draft", "warn", note)] if note else []), *findings]
-    if verdict is None:
-        return [*findings, Check("verdict", "warn", "none is recorded: the failure may not come again", _AGAIN)]
     core_ml, file = verdict.choice == "coreml", record_verdict(verdict)
+    if verdict.choice == "unknown":
+        return [*findings, Check("verdict", "warn", f"not known: the failure may not come again ({file})", _AGAIN)]
     text = f"--draft-engine coreml {'uses Core ML' if core_ml else 'drafts in MLX'} here ({file})"
     return [*findings, Check("verdict", "ok" if core_ml else "warn", text)]
