@@ -91,9 +91,17 @@ def described(folder: Path, report: ModelReport | ModelRefusal) -> Check:
         return Check("target", "fail", report.text)
     higher = f" It is no higher level: {report.reason.rstrip('.')}." if report.reason else ""
     joint = "share a forward" if report.joins else "are evaluated in turns"
+    deviation = f"{report.joint_deviation:.2g} standard deviations" if report.joint_deviation is not None else ""
+    if deviation and not report.joins:
+        joint += f", since logits in one forward for several deviate by {deviation}"
     states = "Its states can't be recorded, so that no trained drafter can draft for it."
     if report.recorded_layers:
         states = f"The states of its {report.recorded_layers} layers can be recorded for a trained drafter."
+    if report.batch_dependent:
+        states += (
+            f" In a forward for several requests logits deviate by {deviation}, which is more than rounding: a text "
+            "may depend on the requests beside it. One with a seed shares no forward."
+        )
     return Check(
         "target",
         "ok",

@@ -79,7 +79,7 @@ def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSam
         raise InputError("The prompt is empty: give at least one token to continue.")
     sampling = submit.sampling.resolved(own)
     task = Task(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.shared_prefix)
-    return replace(task, background=submit.background, name=submit.request)
+    return replace(task, background=submit.background, seeded=submit.seeded, name=submit.request)
 
 
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:

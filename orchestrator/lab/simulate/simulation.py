@@ -133,11 +133,12 @@ class Simulation:
         ends: frozenset[int] = frozenset(),
         prompt_logprobs: bool = False,
         background: bool = False,
+        seeded: bool = False,
     ) -> RequestId:
         """Submit request `number` of the language, with its own prompt unless another one is given."""
         tokens = self.language.prompt(number) if prompt is None else prompt
         sampling = Sampling(temperature=temperature, seed=number, prompt_logprobs=prompt_logprobs)
-        task = Task(tokens, sampling, max_tokens, ends, background=background)
+        task = Task(tokens, sampling, max_tokens, ends, background=background, seeded=seeded)
         id = RequestId(self.first_sequence + self._requests)
         self._requests += 1
         self.clients[id] = SimulatedClient(task, self._reference(task))
