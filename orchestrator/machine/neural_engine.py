@@ -40,11 +40,9 @@ EXAMINER = module_command("draft_worker.coreml.examine")
 PREDICTS = 300
 _PREDICTS_ON_PROCESSOR = 60
 """Enough for a time to compare with the Neural Engine's."""
-_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""A user ends a process by these, so they say nothing about the model. SIGKILL may: the first predict of a package that
-was not compiled for the Neural Engine gets one (coremltools issue 2758)."""
 _DEATHS = 2
-"""So many examinations that died in succession, each on a quiet machine, cost the package, and it alone."""
+"""So many examinations that died in succession, each on a quiet machine, cost the package, and it alone. Memory may have
+been short, or the first predict of a package that was not compiled gets a SIGKILL (coremltools issue 2758)."""
 
 OnStage: TypeAlias = Callable[[str], None]
 """Called with a description of what is being done."""
@@ -73,7 +71,7 @@ class StageOutcome:
     units: Units
     reports: tuple[ExaminationReport, ...]
     ending: Literal["done", "broken", "crashed", "died", "hung"]
-    """died: by a signal that no user sends."""
+    """died: by a signal."""
     text: str = ""
     """The reason of a bad ending, without a subject."""
     lasting: bool = True
@@ -166,7 +164,7 @@ def _run(order: ExaminationOrder, examiner: Sequence[str], limits: Limits, on_st
         return replace(outcome, ending="broken", text=broken.text, lasting=broken.lasting)
     if code:
         cause = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        ending = "died" if code < 0 and -code not in _FROM_OUTSIDE else "crashed"
+        ending = "died" if code < 0 else "crashed"
         return replace(outcome, ending=ending, text=" ".join([cause, *last]), lasting=False)
     return outcome
 

@@ -64,10 +64,8 @@ _WIDTHS: Mapping[Level, int] = {"tree": 3, "chain": 3, "plain": 1}
 _TOLERANCE = 0.1
 """Largest mean deviation of tree logits from path logits that rounding explains, in standard deviations."""
 _ROUNDING, _LEAST_ROUNDING = 8, 1e-4
-"""The same of a row in a forward with others from the row alone: so many times what its type can't tell from 1, and no
-less than the other number. Float32 is multiplied with the 10 bits of TF32 on an M5, by kernels that a single row does
-not take (mlx issue 3897), and deviates by 3e-4 and more. Trees of tiny models and of the default target were 1e-5 from
-their paths in float32, 3e-3 in float16, 2e-2 in bfloat16."""
+"""The same of a row in a forward with others from the row alone: so many times its type's distance from 1 to the next
+number, and no less than 1e-4. See docs/log/2026-11-29-rows-of-a-shared-forward.md."""
 
 
 class Division(Protocol):

@@ -1,7 +1,6 @@
 """Several requests at once share rounds, wait no longer than promised, and never change each other's tokens."""
 
 import pytest
-from msgspec import structs
 
 from orchestrator.core.commands import Emit, TellReading
 from orchestrator.core.expected_rate import best_count, best_counts
@@ -9,20 +8,9 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES, Autoregressive
 from orchestrator.core.scheduler import Scheduler
 from orchestrator.lab.simulate.devices import Wire
-from orchestrator.lab.simulate.worker_host import SimulatedWorker
-from orchestrator.lab.simulate.workers import modelled_workers
-from protocol.messages.base import Level, RequestId, Role
+from protocol.messages.base import RequestId
 from protocol.messages.worker import Forest, Start, Stop, Verdict, Verify
-from tests.support.scripted_simulation import (
-    CONTEXT,
-    DEVICES,
-    LANGUAGE,
-    ONE,
-    THREE,
-    TWO,
-    ScriptedSimulation,
-    ready,
-)
+from tests.support.scripted_simulation import ONE, THREE, TWO, ScriptedSimulation, ready
 
 
 def rounds(simulation: ScriptedSimulation) -> list[list[int]]:
@@ -49,33 +37,6 @@ def test_requests_share_rounds_and_get_the_tokens_of_each_alone(strategy):
 
     assert tokens_are_exact(simulation)
     assert any(len(sharing) > 1 for sharing in rounds(simulation))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("dependent", "level"), [(True, "tree"), (False, "tree"), (True, "chain")])
-def test_who_chose_a_seed_shares_no_forward_where_others_would_change_its_tokens(
-    strategy: str, dependent: bool, level: Level
-):
-    """Requests have rounds in their turns as ever. Below level tree no forwards are shared."""
-    workers = modelled_workers(LANGUAGE, DEVICES, CONTEXT, level)
-
-    def build(role: Role) -> SimulatedWorker:
-        worker = workers(role)
-        worker.hello = structs.replace(worker.hello, batch_dependent=dependent and role == "target")
-        return worker
-
-    simulation = ready(strategy, build)
-    for number in range(1, 6):
-        simulation.submit(number, 40, prompt=(7,), seeded=number < 3)
-    simulation.run_while(lambda: len(simulation.live) == 5)
-    sharing = rounds(simulation)
-    tokens = [len(client.tokens) for client in simulation.clients.values()]
-    simulation.run()
-
-    assert tokens_are_exact(simulation)
-    assert any({3, 4, 5} <= set(each) for each in sharing)
-    assert all(len(each) == 1 for each in sharing if {1, 2} & set(each)) is (dependent and level == "tree")
-    assert min(tokens) > 40 / 4
 
 
 def test_one_that_ends_or_is_cancelled_leaves_the_others_alone():

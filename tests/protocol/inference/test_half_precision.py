@@ -68,7 +68,7 @@ class _Unmasked(type(network().layers[0].self_attn)):
 class _RoundedByWidth(type(network().layers[0].self_attn)):
     """Takes another kernel for many tokens, as a GPU does."""
 
-    error = 0.1
+    error = 0.0
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         found = super().__call__(x, mask, cache)
@@ -90,17 +90,6 @@ def test_a_model_that_ignores_the_mask_evaluates_one_token_at_a_time(kind: mx.Dt
     assert told is not None
     assert 0.1 < float(told[1]) < 2
     assert made.deviation < ROUNDING
-
-
-@both_kinds
-def test_a_sound_model_evaluates_trees_and_several_requests_in_one_forward(kind: mx.Dtype):
-    made = wide(kind)
-    made.lm_head.weight = made.lm_head.weight * 6
-    for layer in made.layers:
-        layer.self_attn.__class__ = _RoundedByWidth
-    found = LanguageModel(made)
-
-    assert (found.level, found.joins) == ("tree", True)
 
 
 def _joint(made: LanguageModel) -> tuple[bool, bool]:
@@ -140,6 +129,7 @@ def test_rows_of_a_joint_forward_are_compared_by_the_rounding_of_their_type(
 ):
     monkeypatch.setattr(_RoundedByWidth, "error", error)
     made = wide(kind)
+    made.lm_head.weight = made.lm_head.weight * 6
     for layer in made.layers:
         layer.self_attn.__class__ = _RoundedByWidth
     found = LanguageModel(made)
