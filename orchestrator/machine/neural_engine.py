@@ -41,8 +41,8 @@ PREDICTS = 300
 _PREDICTS_ON_PROCESSOR = 60
 """Enough for a time to compare with the Neural Engine's."""
 _DEATHS = 2
-"""So many examinations that died in succession, each on a quiet machine, cost the package, and it alone. Memory may have
-been short, or the first predict of a package that was not compiled gets a SIGKILL (coremltools issue 2758)."""
+"""So many examinations that died in succession, each on a quiet machine, cost the package, and it alone. Memory may be
+short, or the first predict of a package that was not compiled gets a SIGKILL (coremltools issue 2758)."""
 
 OnStage: TypeAlias = Callable[[str], None]
 """Called with a description of what is being done."""
