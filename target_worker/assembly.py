@@ -82,6 +82,10 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         costs=costs.by_width,
         context_costs=costs.by_context,
         level=model.level,
+        level_reason=plain(model.level_reason),
+        deviation=model.deviation,
+        joint_deviation=model.joint_deviation,
+        batch_dependent=model.batch_dependent,
         taps=rings and rings.taps,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)

@@ -24,7 +24,10 @@ def examine(folder: Path) -> ModelReport | ModelRefusal:
         architecture=model.architecture,
         level=model.level,
         reason=model.level_reason,
+        deviation=model.deviation,
         joins=model.joins,
+        joint_deviation=model.joint_deviation,
+        batch_dependent=model.batch_dependent,
         recorded_layers=0 if model.tap is None else model.tap.taps.layers,
         context=model.context,
     )

@@ -34,7 +34,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens too: `Result.prompt_token_logprobs`. No KV is reused then."""
     seed: Annotated[int | None, AT_ZERO] = None
-    """None draws a seed; the result has it."""
+    """None draws a seed; the result has it. A request with a seed shares no forward where that may change its tokens,
+    as `doctor --target` says."""
     max_tokens: int | None = 256
     """None generates until an end token, or until the target's context is full."""
     stop: str | Sequence[str] | None = ()
@@ -77,6 +78,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "thought": None if self.thought is None else msgspec.to_builtins(self.thought),
             "shared_prefix": self.shared_prefix,
             "background": self.background,
+            "seeded": self.seed is not None,
         }
         try:
             submit = msgspec.convert(body, Submit)

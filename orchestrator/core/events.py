@@ -23,6 +23,8 @@ class Task:
     """The first tokens that other conversations begin with too; 0 if that is not known."""
     background: bool = False
     """Nobody waits for the answer: the request yields to others."""
+    seeded: bool = False
+    """Its client chose the seed, and expects the same tokens again."""
     name: str = ""
     """By which its client knows it."""
 

@@ -69,6 +69,8 @@ class Request:
         """The present round began with a hit, whether or not its guesses were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
+        self.alone = False
+        """No other request may share its forwards."""
         self.plain_rounds = 0
         """Rounds in succession whose trees had no nodes."""
         self.began_early = self._goes_on = False
@@ -219,6 +221,7 @@ class Request:
         """Generate no more than this target's context has room for, and verify no more than it can."""
         self._max_tokens = min(self.task.max_tokens, target.context - len(self.task.tokens))
         self.level = target.level
+        self.alone = target.batch_dependent and target.level == "tree" and self.task.seeded
 
     @property
     def room(self) -> int:

@@ -139,7 +139,8 @@ class Scheduler:
         ready = [requests[id] for id in self._order if requests[id].phase is Phase.READY][:MAX_TREES]
         if self._busy(now) or not ready or self._prefill_first(requests, now):
             return [], []
-        shared, ready = ready, self._without_background(ready)
+        shared, others = ready, self._without_background(ready)
+        ready = _together(others)
         trees: list[Verify] = []
         awaited: list[tuple[RequestId, int]] = []
         decisions = self._decisions(ready, now)
@@ -161,7 +162,7 @@ class Scheduler:
         if trees:
             self._round = _Round({tree.request for tree in trees}, sum(len(tree.tokens) for tree in trees))
             self.wake_at = None
-            self._passed_over = self._passed_over + 1 if len(ready) < len(shared) else 0
+            self._passed_over = self._passed_over + 1 if len(others) < len(shared) else 0
         return trees, [] if trees else awaited
 
     def _decisions(self, ready: list[Request], now: float) -> list[tuple[Request, Decision]]:
@@ -208,6 +209,11 @@ class Scheduler:
             return False
         self.wake_at = until
         return True
+
+
+def _together(ready: list[Request]) -> list[Request]:
+    """Those of `ready` that share the next forward. Who shares none has rounds of its own, in its turn."""
+    return ready[:1] if ready[0].alone else [request for request in ready if not request.alone]
 
 
 class ResponseTimeouts:

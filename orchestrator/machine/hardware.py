@@ -103,6 +103,12 @@ def usable_cores() -> tuple[int, ...]:
     return (cores[first:] + cores[:first])[:count]
 
 
+def is_quiet() -> bool:
+    """Whether there is a core for every thread that wants to run. What fails otherwise, or is slow, may not be so
+    again. A pipeline has about three such threads."""
+    return os.getloadavg()[0] <= len(usable_cores())
+
+
 def computes_on_processor() -> bool:
     """Whether MLX here is the Linux processor build. Asks MLX itself only where a CUDA build is installed."""
     if sys.platform != "linux":

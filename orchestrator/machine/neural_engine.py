@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import structs
 
 from orchestrator.machine.check import Check
+from orchestrator.machine.hardware import is_quiet
 from protocol.child_process import ChildProcess, module_command
 from protocol.contracts.coreml import (
     Agreed,
@@ -30,14 +33,16 @@ from protocol.contracts.coreml import (
     Stage,
     Timed,
     Units,
+    recorded,
 )
 
 EXAMINER = module_command("draft_worker.coreml.examine")
 PREDICTS = 300
 _PREDICTS_ON_PROCESSOR = 60
 """Enough for a time to compare with the Neural Engine's."""
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""A process does not end itself by these, so they say nothing about the model: memory was short, or a user ended it."""
+_DEATHS = 2
+"""So many examinations that died in succession, each on a quiet machine, cost the package, and it alone. Memory may be
+short, or the first predict of a package that was not compiled gets a SIGKILL (coremltools issue 2758)."""
 
 OnStage: TypeAlias = Callable[[str], None]
 """Called with a description of what is being done."""
@@ -65,11 +70,12 @@ class StageOutcome:
     stage: Stage
     units: Units
     reports: tuple[ExaminationReport, ...]
-    ending: Literal["done", "broken", "crashed", "hung"]
+    ending: Literal["done", "broken", "crashed", "died", "hung"]
+    """died: by a signal."""
     text: str = ""
     """The reason of a bad ending, without a subject."""
     lasting: bool = True
-    """A bad ending is due to the model or the system, so that it is worth remembering. Silence never is."""
+    """The process itself says that the model or the system is the cause of a bad ending."""
     beside: bool = False
     """The GPU was busy meanwhile: its times say what the draft costs there, and decide nothing."""
 
@@ -81,8 +87,7 @@ class StageOutcome:
 class Examination(NamedTuple):
     outcomes: list[StageOutcome]
     findings: list[Check]
-    verdict: EngineVerdict | None
-    """None: a stage failed for a reason that may not come again, so that nothing is known."""
+    verdict: EngineVerdict
 
 
 def examine(
@@ -102,6 +107,8 @@ def examine(
     predicts on the Neural Engine are repeated beside that. `runtime` executor: a rehearsal, see `judge`.
     """
     outcomes: list[StageOutcome] = []
+    rehearsal = runtime == "executor"
+    quiet = rehearsal or is_quiet()
     with tempfile.TemporaryDirectory() as room:
 
         def run(words: str, stage: Stage, units: Units, count: int) -> StageOutcome:
@@ -121,7 +128,14 @@ def examine(
                 with busy():
                     words = f"{predicts} predicts on the Neural Engine beside a busy GPU"
                     outcomes.append(replace(run(words, "predict", "CPU_AND_NE", predicts), beside=True))
-    return Examination(outcomes, *judge(outcomes, place, rehearsal=runtime == "executor"))
+    findings, verdict = judge(outcomes, place, rehearsal)
+    choice, deaths, before = verdict.choice, 0, recorded(place)
+    if not (rehearsal or (quiet and is_quiet())):
+        choice = "unknown" if choice == "mlx" else choice
+    elif choice == "unknown" and any(outcome.ending == "died" for outcome in filter(_decides, outcomes)):
+        deaths = 1 + (0 if before is None else before.deaths)
+        choice = "mlx" if deaths >= _DEATHS else choice
+    return Examination(outcomes, findings, structs.replace(verdict, choice=choice, deaths=deaths))
 
 
 def _stages(predicts: int) -> list[tuple[str, Stage, Units, int]]:
@@ -150,8 +164,8 @@ def _run(order: ExaminationOrder, examiner: Sequence[str], limits: Limits, on_st
         return replace(outcome, ending="broken", text=broken.text, lasting=broken.lasting)
     if code:
         cause = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        lasting = code < 0 and -code not in _FROM_OUTSIDE
-        return replace(outcome, ending="crashed", text=" ".join([cause, *last]), lasting=lasting)
+        ending = "died" if code < 0 else "crashed"
+        return replace(outcome, ending=ending, text=" ".join([cause, *last]), lasting=False)
     return outcome
 
 
@@ -209,32 +223,37 @@ _NEXT = (
 
 def judge(
     outcomes: Sequence[StageOutcome], place: ExaminedSystem, rehearsal: bool = False
-) -> tuple[list[Check], EngineVerdict | None]:
+) -> tuple[list[Check], EngineVerdict]:
     """Findings in the order of the stages, and the verdict: any lasting failure decides against Core ML.
 
-    None: a stage failed for a reason that may not come again, so that nothing is known. In a rehearsal our executor
-    replaces the device, and times are ignored. What was measured beside a busy GPU is left out.
+    It is unknown if stages failed only for reasons that may not come again. In a rehearsal our executor replaces the
+    device, and times are ignored. What was measured beside a busy GPU is left out.
     """
     outcomes = [outcome for outcome in outcomes if not outcome.beside]
-    found = [(finding, outcome.lasting) for outcome in outcomes for finding in _of_stage(outcome)]
-    found += [] if rehearsal else [(finding, False) for finding in _speed(outcomes)]
-    findings = [finding for finding, _ in found]
-    failures = [(finding, lasting) for finding, lasting in found if finding.status == "fail"]
-    lasting_failure = next((finding for finding, lasting in failures if lasting), None)
-    if lasting_failure is not None:
-        reason = f"{lasting_failure.name}: {lasting_failure.text}"
-        return findings, EngineVerdict(place=place, choice="mlx", reason=reason)
-    if failures:
-        return findings, None
-    return findings, EngineVerdict(place=place, choice="coreml", reason="all that was examined is as it should be")
+    found = [(finding, outcome) for outcome in outcomes for finding in _of_stage(outcome)]
+    failures = [(finding, outcome.lasting) for finding, outcome in found if finding.status == "fail"]
+    findings = [*(finding for finding, _ in found), *([] if rehearsal else _speed(outcomes))]
+    if not failures:
+        return findings, EngineVerdict(place=place, choice="coreml", reason="all that was examined is as it should be")
+    failure, lasting = max(failures, key=itemgetter(1))
+    choice, reason = "mlx" if lasting else "unknown", f"{failure.name}: {failure.text}"
+    return findings, EngineVerdict(place=place, choice=choice, reason=reason)
+
+
+def _decides(outcome: StageOutcome) -> bool:
+    """Whether a failure of the stage counts. A plan is an estimate, and no draft runs on the processor."""
+    return not outcome.beside and outcome.stage != "plan" and (outcome.stage, outcome.units) != ("predict", "CPU_ONLY")
 
 
 def _of_stage(outcome: StageOutcome) -> list[Check]:
+    warned = {} if _decides(outcome) else {"status": "warn", "next_step": None}
+    return [structs.replace(each, **warned) if each.status == "fail" else each for each in _found(outcome)]
+
+
+def _found(outcome: StageOutcome) -> list[Check]:
     name = {"golden": "executor", "plan": "compute plan"}.get(outcome.stage, _device(outcome))
     if outcome.ending != "done":
-        # The plan is only an estimate: without it, the times still decide.
-        status = "warn" if outcome.stage == "plan" else "fail"
-        return [Check(name, status, f"the examining process {_ending(outcome)}", _NEXT if status == "fail" else None)]
+        return [Check(name, "fail", f"the examining process {_ending(outcome)}", _NEXT)]
     match outcome.stage:
         case "golden":
             return [Check(name, "ok", "reads the package and has logits to compare with")]

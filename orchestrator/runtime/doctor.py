@@ -276,10 +276,10 @@ def neural_engine(system: str = sys.platform) -> list[Check]:
 
 def verdict(recorded: EngineVerdict) -> Check:
     """What was found out before about a draft on the Neural Engine."""
-    where = "on the Neural Engine" if recorded.choice == "coreml" else "in MLX"
+    where = {"coreml": "on the Neural Engine", "mlx": "in MLX"}.get(recorded.choice, "in MLX until a quiet start")
     name = recorded.model or f"package {recorded.place.package[:12]}"
     again = None
-    if recorded.choice == "mlx" and recorded.rates is None:
+    if recorded.choice != "coreml" and recorded.rates is None:
         again = "launch-pipeline doctor --neural-engine, with --draft MODEL, examines it again"
     return Check("draft engine", "ok", f"{name}: {where} ({recorded.reason})", again)
 

@@ -35,7 +35,7 @@ from protocol.shown_names import model_name
 
 _PATIENCE = 1800.0
 """Seconds for loading a model of hundreds of GB."""
-_AGAIN = "run launch-pipeline doctor --neural-engine again"
+_AGAIN = "run launch-pipeline doctor --neural-engine again while nothing else runs"
 
 
 def target_finding(name: str, on_progress: OnProgress = silent) -> Check:
@@ -91,9 +91,17 @@ def described(folder: Path, report: ModelReport | ModelRefusal) -> Check:
         return Check("target", "fail", report.text)
     higher = f" It is no higher level: {report.reason.rstrip('.')}." if report.reason else ""
     joint = "share a forward" if report.joins else "are evaluated in turns"
+    deviation = f"{report.joint_deviation:.2g} standard deviations" if report.joint_deviation is not None else ""
+    if deviation and not report.joins:
+        joint += f", since logits in one forward for several deviate by {deviation}"
     states = "Its states can't be recorded, so that no trained drafter can draft for it."
     if report.recorded_layers:
         states = f"The states of its {report.recorded_layers} layers can be recorded for a trained drafter."
+    if report.batch_dependent:
+        states += (
+            f" In a forward for several requests logits deviate by {deviation}, which is more than rounding: a text "
+            "may depend on the requests beside it. One with a seed shares no forward."
+        )
     return Check(
         "target",
         "ok",
@@ -183,7 +191,7 @@ def examined(
     """`doctor --neural-engine`: findings on the draft model `draft` (None: the default draft), and on which engine the
     pipeline uses for it.
 
-    The verdict is stored by system build, chip and package.
+    The verdict replaces what is stored by system build, chip and package.
     """
     model, note = (draft, "") if draft is not None else default_draft(on_progress)
     folder = converted_draft(str(model), on_progress)
@@ -191,8 +199,8 @@ def examined(
         folder, place_of(folder), examiner=examiner, limits=limits, predicts=predicts, on_stage=on_stage
     )
     findings = [*([Check("draft", "warn", note)] if note else []), *findings]
-    if verdict is None:
-        return [*findings, Check("verdict", "warn", "none is recorded: the failure may not come again", _AGAIN)]
     core_ml, file = verdict.choice == "coreml", record_verdict(verdict)
+    if verdict.choice == "unknown":
+        return [*findings, Check("verdict", "warn", f"not known: the failure may not come again ({file})", _AGAIN)]
     text = f"--draft-engine coreml {'uses Core ML' if core_ml else 'drafts in MLX'} here ({file})"
     return [*findings, Check("verdict", "ok" if core_ml else "warn", text)]

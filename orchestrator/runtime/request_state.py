@@ -77,4 +77,4 @@ def to_request(submit: Submit, codec: TextCodec, own: ModelSampling) -> Task:
         raise InputError("The prompt is empty: give at least one token to continue.")
     sampling = submit.sampling.resolved(own)
     task = Task(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.shared_prefix)
-    return replace(task, background=submit.background, name=submit.request)
+    return replace(task, background=submit.background, seeded=submit.seeded, name=submit.request)

@@ -210,9 +210,12 @@ class EngineVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The outcome of an examination, or of a trial beside a target."""
 
     place: ExaminedSystem
-    choice: EngineChoice
+    choice: EngineChoice | Literal["unknown"]
+    """unknown: what failed may succeed on a quiet machine, where it is tried again."""
     reason: str
     """One sentence without a full stop."""
+    deaths: int = 0
+    """Examinations in succession that a signal ended."""
     rates: EngineRates | None = None
     """Of a trial."""
     model: str = ""

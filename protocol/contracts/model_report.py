@@ -20,8 +20,14 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", forbi
     """A `Level`: what one forward evaluates."""
     reason: str
     """Why it is not a higher level; empty at the highest."""
+    deviation: float = 0.0
+    """The largest of its logits at this level from those of single tokens, in standard deviations."""
     joins: bool
     """One forward evaluates several sequences."""
+    joint_deviation: float | None = None
+    """The largest of rows in such a forward from the rows alone; None if they could not be compared."""
+    batch_dependent: bool = False
+    """That is more than rounding: tokens may depend on the other requests in a forward."""
     recorded_layers: int = 0
     """Layers whose outputs can be recorded for a trained drafter; 0 if none can."""
     context: int

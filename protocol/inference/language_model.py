@@ -29,7 +29,7 @@ from protocol.inference.stored_model import load_network, loading, ready_for_pro
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.inference.whole_layers import compute_layers_whole
-from protocol.messages.base import MAX_CONTEXT, Level
+from protocol.messages.base import MAX_CONTEXT, MAX_DEVIATION, Level
 from protocol.messages.features import Outputs
 
 _WINDOW_NAMES = ("max_size", "chunk_size")
@@ -55,12 +55,17 @@ _ROPES = ("rope", "rotary_emb")
 """Names of ropes in mlx-lm's attention."""
 _FORK = tuple(range(12)), (PREFIX, *[0] * 11)
 """Tokens and parents. The last one's slot is far from its position: confusing them shows."""
+_ENDS = 1, len(_FORK[0]) - 1
+"""Rows of it that are compared; each has its own number as token, and the path 0, itself."""
 _LOWER: tuple[Level, ...] = ("chain", "plain")
 """Levels below trees, the best one first."""
 _WIDTHS: Mapping[Level, int] = {"tree": 3, "chain": 3, "plain": 1}
 """Tokens of a forward in the proof of a level."""
 _TOLERANCE = 0.1
 """Largest mean deviation of tree logits from path logits that rounding explains, in standard deviations."""
+_ROUNDING, _LEAST_ROUNDING = 8, 1e-4
+"""The same of a row in a forward with others from the row alone: so many times its type's distance from 1 to the next
+number, and no less than 1e-4. See docs/log/2026-11-29-rows-of-a-shared-forward.md."""
 
 
 class Division(Protocol):
@@ -107,6 +112,8 @@ class LanguageModel:
         """The trees that one forward can evaluate."""
         self.level_reason: str
         """Why it is not a higher level; empty at the highest."""
+        self.deviation = 0.0
+        """The largest of logits at its level from those of mlx-lm's own caches, in standard deviations."""
         self.tap: LayerTap | None = None
         """Records what drafters read; None if that can't be had of this model."""
         self._validate_windows()
@@ -119,8 +126,13 @@ class LanguageModel:
         sequence = self.sequence()
         self.vocabulary = sequence.evaluate([0], [PREFIX]).shape[-1]
         self.layout = sequence.layout(self.context)
-        self.joins = self._validate_joint()
+        self.joint_deviation, rounding = self._compare_joint()
+        """The largest of rows in a forward with other sequences, from the same rows alone; None if there is no such
+        forward."""
+        self.joins = self.joint_deviation is not None and self.joint_deviation < _TOLERANCE
         """One forward can evaluate several sequences."""
+        self.batch_dependent = self.joins and (self.joint_deviation or 0.0) > rounding
+        """Their rows then differ by more than rounding from the same rows alone."""
         self.tap = proved_tap(self.network)
         _name_parts(self.network)
         if mx.default_device() != mx.Device(mx.cpu):
@@ -204,10 +216,11 @@ class LanguageModel:
     def _flaw(self, level: Level, deviations: Callable[[], list[float]]) -> str:
         """Why sequences of this level don't work, as half a sentence; empty if they do."""
         try:
-            exact = all(found < _TOLERANCE for found in deviations())
+            self.deviation = _largest(deviations())
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             return f"it uses positions, masks or caches in its own way: {reason_of(error)}"
-        return "" if exact else f"a {level} gives other logits than its tokens one by one"
+        told = f"by {self.deviation:.2g} standard deviations, and rounding explains {_TOLERANCE}"
+        return "" if self.deviation < _TOLERANCE else f"a {level} gives other logits than its tokens one by one, {told}"
 
     def _fork_deviations(self) -> list[float]:
         """Of two tokens of a fork from their paths."""
@@ -215,7 +228,7 @@ class LanguageModel:
         folding = any(isinstance(cache, FoldingCache) for cache in sequence.caches)
         fork = sequence.evaluate(*_FORK)
         compute(fork)
-        deviations = [deviation(fork[row], self._alone([0, row])[-1]) for row in (1, len(_FORK[0]) - 1)]
+        deviations = [deviation(fork[row], self._alone([0, row])[-1]) for row in _ENDS]
         return deviations + self._undo_deviations("tree") if folding else deviations
 
     def _undo_deviations(self, level: Level) -> list[float]:
@@ -248,19 +261,37 @@ class LanguageModel:
             )
         return encodings
 
-    def _validate_joint(self) -> bool:
-        """Compare a joint forward of two forks with a forward of one. If it fails, sequences are evaluated in turns."""
+    def _compare_joint(self) -> tuple[float | None, float]:
+        """The largest deviation of rows of a joint forward from each row alone, which has no mask, and what rounding
+        explains. The rows: a fork, one behind a dead slot, which a mask hides as it hides padding, and one without a
+        mask."""
         if self.level != "tree" or not can_join(self.network.modules()):
-            return False
-        alone = self.sequence().evaluate(*_FORK)
-        # One forward after the other: ranks that share a model must run them in the same order.
-        compute(alone)
+            return None, 0.0
+        sequences, alone = [self.sequence() for _ in range(3)], list[mx.array]()
+        for sequence, token in zip(sequences[1:], _ENDS, strict=True):
+            sequence.prefill([0])
+            alone.append(sequence.evaluate([token], [PREFIX])[0])
+            # One forward after the other: ranks that share a model must run them in the same order.
+            compute(alone[-1])
+        sequences[1].keep((), ())
+        sequences[2].truncate(1)
+        forwards = [_FORK, *(((token,), (PREFIX,)) for token in _ENDS)]
+        parts = [ForwardPart(sequence, *each) for sequence, each in zip(sequences, forwards, strict=True)]
         try:
-            joint = evaluate_together(self.network, [ForwardPart(self.sequence(), *_FORK) for _ in range(2)])
+            joint = evaluate_together(self.network, parts)
             compute(joint)
         except (TypeError, ValueError, AttributeError, LookupError):
-            return False
-        return all(deviation(logits, alone) < _TOLERANCE for logits in joint)
+            return None, 0.0
+        rows = [*(joint[0][row] for row in _ENDS), joint[1][0], joint[2][0]]
+        largest = _largest(deviation(row, same) for row, same in zip(rows, alone * 2, strict=True))
+        kinds = {array.dtype for cache in sequences[0].caches for array in cache.arrays} | {rows[0].dtype}
+        epsilon = max(mx.finfo(kind).eps for kind in kinds if mx.issubdtype(kind, mx.floating))
+        return largest, max(_LEAST_ROUNDING, _ROUNDING * epsilon)
+
+
+def _largest(deviations: Iterable[float]) -> float:
+    """No more than MAX_DEVIATION, which also stands for logits that are no numbers."""
+    return max(found if found < MAX_DEVIATION else MAX_DEVIATION for found in deviations)
 
 
 def stated_context(config: Mapping[str, Any]) -> int:

@@ -33,6 +33,8 @@ MAX_MARKER = 16
 """Most tokens of a marker around a thought."""
 MAX_EOS_TOKENS = 64
 """Most end-of-sequence tokens of a model."""
+MAX_DEVIATION = 99.0
+"""The largest deviation of logits that is told, in standard deviations."""
 LEAST_LOG_PROBABILITY = -9999.0
 """Lower log-probabilities are sent as this one: JSON has no infinity."""
 RequestId = NewType("RequestId", int)
@@ -43,6 +45,7 @@ Round: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 LogProbability: TypeAlias = Annotated[float, Meta(ge=LEAST_LOG_PROBABILITY, le=0.0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
+Deviation: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_DEVIATION)]
 ForwardWidth: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NODES + 1)]
 """Tokens of one forward, root included."""
 ForwardSeconds: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e4)]

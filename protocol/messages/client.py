@@ -39,6 +39,8 @@ class Submit(Message, frozen=True):
     """The prompt's first tokens that other conversations begin with too (instructions, tools); 0: not known."""
     background: bool = False
     """Nobody waits for the answer: the request yields to others."""
+    seeded: bool = False
+    """The caller chose the seed: where tokens may depend on the others in a forward, it has forwards of its own."""
 
 
 class Cancel(Message, frozen=True):

@@ -13,6 +13,7 @@ from protocol.messages.base import (
     MAX_STEPS,
     MAX_TREES,
     Count,
+    Deviation,
     ForwardSeconds,
     ForwardWidth,
     Level,
@@ -87,6 +88,15 @@ class Hello(Message, frozen=True):
     measured."""
     level: Level = "tree"
     """Of a target: the trees that it verifies."""
+    level_reason: PlainText = ""
+    """Why it is no higher level, with the deviation; empty at the highest."""
+    deviation: Deviation = 0.0
+    """Of a target: the largest of its logits at this level from those of single tokens, in standard deviations, as
+    found while loading."""
+    joint_deviation: Deviation | None = None
+    """Of a target: the same of rows in a forward with other sequences, from the rows alone. None: not compared."""
+    batch_dependent: bool = False
+    """Of a target: that is more than rounding, so that a request's tokens may depend on the others in its forward."""
     taps: Taps | None = None
     """Of a target: the features that it can record; None if it records none."""
     features: FeatureForm | None = None

@@ -36,6 +36,8 @@ def predict(order: ExaminationOrder) -> None:
     say(Agreed(8, 0.01, 30, 30))
     if order.units == "CPU_AND_NE":
         misbehave()
+    elif BEHAVIOUR == "crashing on the processor":
+        os.abort()
     say(Predicted(order.predicts, True))
     say(Timed(8, 7.0 if order.units == "CPU_AND_NE" else 30.0))
 

@@ -141,11 +141,12 @@ class Simulation(simulation.Simulation):
         ends: frozenset[int] = frozenset(),
         prompt_logprobs: bool = False,
         background: bool = False,
+        seeded: bool = False,
     ) -> RequestId:
         """Submit request `number` of the language, with its own prompt unless another one is given."""
         tokens = self.language.prompt(number) if prompt is None else prompt
         sampling = Sampling(temperature=temperature, seed=number, prompt_logprobs=prompt_logprobs)
-        return self.submit_task(Task(tokens, sampling, max_tokens, ends, background=background))
+        return self.submit_task(Task(tokens, sampling, max_tokens, ends, background=background, seeded=seeded))
 
     def cancel(self, sequence: RequestId) -> None:
         self.step(Ended(sequence, "cancelled"))

@@ -40,13 +40,12 @@ def examination(asked: Asked, runtime: RuntimeName, examiner: Sequence[str]) -> 
         on_stage=asked.notice,
         busy=lambda: _busy_target(models.target),
     )
-    if runtime == "coreml" and verdict is not None:
+    if runtime == "coreml":
         record(verdict)
-    told = "none: the failure may not come again" if verdict is None else f"{verdict.choice}: {verdict.reason}"
     return Findings(
         values=(_peak_memory(),),
         tables=tuple(report_tables(outcomes)),
-        checks=(*map(_check, found), Check("verdict", "ok", told)),
+        checks=(*map(_check, found), Check("verdict", "ok", f"{verdict.choice}: {verdict.reason}")),
         settled=tuple(sentences(outcomes)),
     )
 

@@ -129,8 +129,8 @@ def with_core_ml_draft(ours: BenchPlan, models: BenchModels) -> tuple[BenchPlan,
         verdict = _examined(models.draft)
     except PipelineError as error:
         return ours, f"A draft in Core ML: not here. {error}"
-    if verdict is None:
-        return ours, "A draft in Core ML: not here. `launch-pipeline doctor --neural-engine` has not examined this one."
+    if verdict is None or verdict.choice == "unknown":
+        return ours, "A draft in Core ML: not here. `launch-pipeline doctor --neural-engine` has no verdict on it."
     if verdict.choice != "coreml":
         return ours, f"A draft in Core ML: not here. Its examination decided for MLX ({verdict.reason})."
     return replace(ours, core_ml_draft=True), ""

@@ -6,7 +6,7 @@ from typing import Self
 import msgspec
 
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
-from orchestrator.machine.hardware import chip, system_build
+from orchestrator.machine.hardware import chip, is_quiet, system_build
 from orchestrator.machine.neural_engine import EXAMINER, PREDICTS
 from protocol.contracts.coreml import (
     EngineChoice,
@@ -64,7 +64,10 @@ class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         self._record(self._without_target, "mlx", reason)
 
     def record_trial(self, choice: EngineChoice, reason: str, rates: EngineRates) -> None:
-        """One engine was faster beside this target."""
+        """One engine was faster beside this target. That Core ML gains nothing is measured again by a later start if
+        this machine is busy with more than the pipeline."""
+        if choice == "mlx" and self.runtime == "coreml" and not is_quiet():
+            return
         self._record(self.place, choice, reason, rates)
 
     @property

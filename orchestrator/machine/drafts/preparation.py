@@ -16,7 +16,7 @@ import msgspec
 from orchestrator.machine.cache_entries import UnwritableCache
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
-from orchestrator.machine.hardware import installed_version, usable_bytes
+from orchestrator.machine.hardware import installed_version, is_quiet, usable_bytes
 from orchestrator.machine.memory.budget import size
 from orchestrator.machine.neural_engine import examine
 from protocol.child_process import claim_output
@@ -98,19 +98,20 @@ def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined
 def _examined(auto: AutoDraft, folder: Path, report: Report) -> Prepared | Declined:
     place = place_of(folder)
     verdict = recorded(place)
-    if verdict is None:
-        _, findings, verdict = examine(
+    if verdict is None or (verdict.choice == "unknown" and is_quiet()):
+        verdict = examine(
             folder,
             place,
             auto.runtime,
             examiner=auto.examiner,
             predicts=auto.predicts,
             on_stage=lambda words: report(Preparing(f"examining: {words}")),
-        )
-        if verdict is None:
-            return Declined(next(f"{each.name}: {each.text}" for each in findings if each.status == "fail"))
+        ).verdict
         record(msgspec.structs.replace(verdict, model=auto.checkpoint))
-    return Prepared() if verdict.choice == "coreml" else Declined(verdict.reason)
+    if verdict.choice == "coreml":
+        return Prepared()
+    again = "; a start on a quiet machine tries it again" if verdict.choice == "unknown" else ""
+    return Declined(verdict.reason + again)
 
 
 def _words(progress: Progress) -> str:

@@ -1,6 +1,7 @@
 """Laws of levels, in virtual time: a target is sent only what one forward of it can verify. Tokens stay its own."""
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.core.commands import Emit, SendMessage, TrialDecided
 from orchestrator.core.options import Options
@@ -9,7 +10,7 @@ from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLangua
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_workers
 from protocol.messages.base import Level, Role
-from protocol.messages.worker import Reroot, Start, Stop
+from protocol.messages.worker import Forest, Reroot, Start, Stop
 from protocol.speculation.token_tree import fits
 from tests.support.scripted_simulation import CONTEXT, DEVICES, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready
 
@@ -75,6 +76,30 @@ def test_a_chain_target_with_a_draft_is_faster_than_alone_and_no_faster_than_wit
     alone, path, trees = seconds("ar", "chain"), seconds("adaptive", "chain"), seconds("adaptive", "tree")
     assert trees <= 1.02 * path
     assert path < 0.9 * alone
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("dependent", "level"), [(True, "tree"), (False, "tree"), (True, "chain")])
+def test_who_chose_a_seed_shares_no_forward_where_others_may_change_its_tokens(
+    strategy: str, dependent: bool, level: Level
+):
+    """Requests have rounds in their turns as ever. Below level tree no forwards are shared."""
+
+    def build(role: Role) -> SimulatedWorker:
+        worker = building(level)(role)
+        worker.hello = replace(worker.hello, batch_dependent=dependent and role == "target")
+        return worker
+
+    simulation = ready(strategy, build)
+    ids = [simulation.submit(number, 40, seeded=number < 2) for number in range(5)]
+    simulation.run_while(lambda: len(simulation.live) == 5)
+    together = [{tree.request for tree in forest.trees} for forest in simulation.sent(Forest)]
+    tokens = [len(client.tokens) for client in simulation.clients.values()]
+    assert_exact(simulation)
+
+    assert any({*ids[2:]} <= each for each in together)
+    assert any({*ids[:2]} & each for each in together) is not (dependent and level == "tree")
+    assert min(tokens) > 40 / 4
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -6,8 +6,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from orchestrator.core.options import Options
+from orchestrator.runtime.request_state import to_request
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.client import PipelineState
+from protocol.messages.sampling import ModelSampling
 from tests.support.asked_server import CHAT, CODEC, HELLO, TEMPLATE, asked, get, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
 
@@ -110,6 +113,14 @@ def test_what_clients_ask_by_themselves_yields(path: str, body: dict[str, Any], 
 
     assert found.params.background is yields
     assert any("answers" in warning for warning in found.warnings) == ("model" in body)
+
+
+@pytest.mark.parametrize(("body", "seeded"), [({}, False), ({"seed": 0}, True)])
+def test_whether_a_client_chose_the_seed_reaches_the_scheduler(body: dict[str, Any], seeded: bool):
+    found = asked(CHAT, {**HELLO, **body})
+    task = to_request(found.params.submit("r", found.tokens), CODEC, Options(), ModelSampling())
+
+    assert task.seeded is seeded
 
 
 # Where a conversation's instructions end: other conversations begin with them too -----------------

@@ -1,6 +1,7 @@
 """Laws of examining the Neural Engine: whatever its device does is a finding, and the pipeline heeds the verdict."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,10 @@ from draft_worker.coreml.toolchain import toolchain
 from orchestrator.machine.check import Check
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.drafts import draft_choice as choosing
+from orchestrator.machine.drafts import preparation
+from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
+from orchestrator.machine.drafts.preparation import Declined
 from orchestrator.machine.neural_engine import LIMITS, Limits, StageOutcome, judge
 from orchestrator.runtime.model_checks import examined
 from protocol.contracts.coreml import (
@@ -56,6 +60,16 @@ def chosen(verdict: EngineVerdict | None) -> str | None:
     return None if verdict is None else verdict.choice
 
 
+def run_threads(monkeypatch: pytest.MonkeyPatch, threads: float) -> None:
+    """So many threads of this machine want to run."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (threads, threads, threads))
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_threads(monkeypatch, 0.5)
+
+
 # Processes -----------------------------------------------------------------------------------------
 
 
@@ -74,26 +88,53 @@ def test_an_honest_device_is_used(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("behaviour", "limits", "words", "lasting"),
+    ("behaviour", "limits", "words", "choice"),
     [
-        ("crashing", LIMITS, "ended by signal 11", True),
-        ("raising", LIMITS, "the compiler has had enough", True),
-        ("hanging", Limits(silence=1.0), "said nothing for 1 s", False),
-        ("killed", LIMITS, "ended by signal 9", False),
-        ("full", LIMITS, "No space left on device", False),
-        ("compiling", Limits(loading=0.3), "was ended after 0 min of compiling width 8 for the Neural Engine", False),
+        ("crashing", LIMITS, "ended by signal 11", "unknown"),
+        ("raising", LIMITS, "the compiler has had enough", "mlx"),
+        ("hanging", Limits(silence=1.0), "said nothing for 1 s", "unknown"),
+        ("killed", LIMITS, "ended by signal 9", "unknown"),
+        ("full", LIMITS, "No space left on device", "unknown"),
+        ("compiling", Limits(loading=0.3), "was ended after 0 min of compiling width 8 for the Neural", "unknown"),
+        # No draft runs there.
+        ("crashing on the processor", LIMITS, "", "coreml"),
     ],
 )
 def test_a_process_that_fails_is_a_finding_and_decides_if_it_will_again(
-    behaviour: str, limits: Limits, words: str, lasting: bool, monkeypatch: pytest.MonkeyPatch
+    behaviour: str, limits: Limits, words: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ):
-    findings = examination(behaviour, monkeypatch, limits)
-    verdict = recorded(place_of(converted_demo()))
+    """Beside other programs none decides against Core ML."""
+    for threads, expected in ((1000.0, "unknown" if choice == "mlx" else choice), (0.5, choice)):
+        run_threads(monkeypatch, threads)
+        findings = examination(behaviour, monkeypatch, limits)
+        verdict = recorded(place_of(converted_demo()))
 
-    assert words in failures(findings)[0]
-    assert chosen(verdict) == ("mlx" if lasting else None)
-    assert verdict is None or words in verdict.reason
-    assert findings[-1].text.startswith("none is recorded") is not lasting
+        assert words in "".join(failures(findings)[:1])
+        assert verdict is not None
+        assert verdict.choice == expected
+        assert words in verdict.reason
+        assert findings[-1].text.startswith("not known") is (expected == "unknown")
+
+
+@pytest.mark.parametrize("death", ["crashing", "killed"])
+def test_a_package_whose_examinations_die_is_given_up_on_a_quiet_machine_and_never_for_ever(
+    death: str, monkeypatch: pytest.MonkeyPatch
+):
+    for name, fact in {"installed_version": "9", "converted_draft": converted_demo(), "loaded_bytes": 0}.items():
+        monkeypatch.setattr(preparation, name, lambda *_, fact=fact: fact)
+    auto, place = AutoDraft(checkpoint="draft", target="", place=PLACE, examiner=FAKE), place_of(converted_demo())
+
+    def started(behaviour: str, threads: float = 0.5) -> tuple[str | None, bool]:
+        """What is recorded after a start of the pipeline, and whether it is to be tried again."""
+        monkeypatch.setenv("FAKE_DEVICE", behaviour)
+        run_threads(monkeypatch, threads)
+        report = preparation.prepare(auto, 0, lambda _: None)
+        return chosen(recorded(place)), isinstance(report, Declined) and "a quiet machine tries it" in report.reason
+
+    assert [started(death, 1000), started("honest", 1000)] == [("unknown", True)] * 2
+    assert [started(death), started(death), started("honest")] == [("unknown", True), ("mlx", False), ("mlx", False)]
+    examination("honest", monkeypatch)
+    assert started(death) == ("coreml", False)
 
 
 def test_silence_during_a_load_is_no_hang_and_the_load_is_told(monkeypatch: pytest.MonkeyPatch):
@@ -244,12 +285,14 @@ PROCESSOR = predicted("CPU_ONLY", 30.0)
         (predicted("CPU_AND_NE", 7.0, deviation=0.2), PROCESSOR, "mlx", "ok"),
         (predicted("CPU_AND_NE", 7.0, deviation=0.05, same=16), PROCESSOR, "mlx", "ok"),
         (predicted("CPU_AND_NE", 7.0, deviation=None), PROCESSOR, "mlx", "ok"),
-        # A failure that lasts decides, beside one that may not, too.
+        # No draft runs on the processor.
         (predicted("CPU_AND_NE", 7.0, same=2), HUNG, "mlx", None),
-        (predicted("CPU_AND_NE", 7.0), HUNG, None, None),
+        (predicted("CPU_AND_NE", 7.0), HUNG, "coreml", None),
+        (predicted("CPU_AND_NE", 7.0), predicted("CPU_ONLY", 30.0, deviation=0.2, same=2), "coreml", "ok"),
+        (predicted("CPU_AND_NE", 7.0), predicted("CPU_ONLY", 30.0, deviation=None), "coreml", "ok"),
     ],
 )
-def test_a_verdict(engine: StageOutcome, processor: StageOutcome, choice: str | None, latency: str | None):
+def test_a_verdict(engine: StageOutcome, processor: StageOutcome, choice: str, latency: str | None):
     findings, verdict = judge([GOLDEN, engine, processor], PLACE)
 
     assert chosen(verdict) == choice

@@ -198,6 +198,21 @@ def test_a_lower_level_is_told_with_its_reason_and_whether_its_states_can_be_rea
     assert states in finding.text
 
 
+@pytest.mark.parametrize(
+    ("joins", "deviation", "words"),
+    [
+        (True, 0.00036, "deviate by 0.00036 standard deviations, which is more than rounding: a text may depend on"),
+        (False, 0.31, "are evaluated in turns, since logits in one forward for several deviate by 0.31 standard"),
+    ],
+)
+def test_by_how_much_a_joint_forward_deviates_is_told(joins: bool, deviation: float, words: str):
+    changes = {"joins": joins, "joint_deviation": deviation, "batch_dependent": joins}
+    text = described(Path("m"), msgspec.structs.replace(report("tree"), **changes)).text
+
+    assert words in text
+    assert ("One with a seed shares no forward." in text) is joins
+
+
 def test_a_model_that_can_not_be_loaded_is_told_with_its_sentence(tmp_path: Path):
     for file in DEMO_TARGET.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

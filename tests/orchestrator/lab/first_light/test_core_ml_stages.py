@@ -107,10 +107,11 @@ PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)
 @pytest.mark.parametrize(
     ("converted", "choice", "line", "note"),
     [
-        (True, None, False, "has not examined this one."),
+        (True, None, False, "has no verdict on it."),
+        (True, "unknown", False, "has no verdict on it."),
         (True, "mlx", False, "Its examination decided for MLX (the reason)."),
         (True, "coreml", True, ""),
-        (False, "coreml", False, "has not examined this one."),
+        (False, "coreml", False, "has no verdict on it."),
     ],
 )
 def test_a_draft_is_a_line_of_the_bench_if_it_passed_its_examination(

@@ -1,6 +1,7 @@
 """Laws of the choice of a draft: what was asked for, a shipped draft beside a target that it fits, or none."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,8 +97,9 @@ def test_an_engine_that_there_is_not_is_answered_with_the_choices():
 
 @pytest.fixture
 def neural_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has one, with an empty cache folder."""
+    """A quiet machine that has one, with an empty cache folder."""
     monkeypatch.setattr(draft_choice_module, "neural_engine", lambda: "coreml")
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
 
 
 def converted_in_cache() -> Path:
@@ -133,12 +135,15 @@ def test_mlx_drafts_until_it_is_known_which_engine_is_faster():
 
 
 @pytest.mark.usefixtures("neural_engine")
-def test_the_winner_of_an_earlier_trial_is_begun_with_unless_its_conversion_is_gone():
+def test_the_winner_of_an_earlier_trial_is_begun_with_unless_its_conversion_is_gone(monkeypatch: pytest.MonkeyPatch):
     auto = chosen(str(DEMO_TARGET), AUTO).auto
     assert auto is not None
     auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
     gone = chosen(str(DEMO_TARGET), AUTO)
     folder = converted_in_cache()
+    with monkeypatch.context() as busy:
+        busy.setattr(os, "getloadavg", lambda: (1000.0, 1000.0, 1000.0))
+        auto.record_trial("mlx", "it was slower beside much else", EngineRates(coreml=30.0, mlx=40.0))
     won = chosen(str(DEMO_TARGET), AUTO)
     auto.record_trial("mlx", "it was slower", EngineRates(coreml=30.0, mlx=40.0))
     lost = chosen(str(DEMO_TARGET), AUTO)
