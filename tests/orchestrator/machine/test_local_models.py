@@ -3,13 +3,20 @@
 import json
 import os
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import click
 import huggingface_hub
 import pytest
+from click.testing import CliRunner
 
-from orchestrator.cli.commands.pairs import LocalModel, local_models
-from orchestrator.machine.checkpoints import resolve
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.app import cli
+from orchestrator.cli.pipelines import first_models
+from orchestrator.machine.checkpoints import LocalModel, local_models, resolve
+from orchestrator.machine.default_target import VARIABLE
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
@@ -96,6 +103,128 @@ def test_what_is_found_can_be_used_and_is_not_copied(home: Path):
 
     assert sorted(home.rglob("*")) == before
     assert (resolve(found.target, "target") / "config.json").is_file()
+
+
+# The first command on a Mac ------------------------------------------------------------------------
+
+
+THREE, SEVEN, HALF = (f"Qwen2.5-{size}-Instruct" for size in ("3B", "7B", "0.5B"))
+NOTHING = "On a Mac's GPU speculation gains nothing with the default pair, whose forward takes 3 ms."
+OFFER = f"{NOTHING} Better: --pair qwen2.5-3b (2.0 GB to download)."
+IDS = f"mlx-community/{THREE}-4bit", f"mlx-community/{HALF}-4bit"
+
+
+def _in_hub(home: Path, *names: str) -> None:
+    for name in names:
+        model_folder(home / f"hub/models--mlx-community--{name}-4bit/snapshots/1")
+
+
+def _in_studio(home: Path, *names: str) -> None:
+    for name in names:
+        gguf(home / f".lmstudio/models/maker/{name}-GGUF/{name}-Q4_K_M.gguf")
+
+
+MACS: dict[str, tuple[Callable[[Path], object], int, str, tuple[str, ...] | None, str]] = {
+    "nothing, by a script": (lambda _: None, 8, "", None, OFFER),
+    "nothing, agreed": (lambda _: None, 8, "y", IDS, ""),
+    "nothing, declined": (lambda _: None, 8, "\n", None, OFFER),
+    "nothing, without a network": (lambda _: None, 8, "offline", None, OFFER),
+    "the default pair": (lambda home: _default(home).mkdir(parents=True), 8, "y", None, OFFER),
+    "a target without its draft": (lambda home: _in_hub(home, THREE), 8, "", None, OFFER),
+    "two pairs": (
+        lambda home: _in_hub(home, THREE, SEVEN, HALF),
+        16,
+        "y",
+        (f"mlx-community/{SEVEN}-4bit", IDS[1]),
+        "The models are qwen2.5-7b, which Hugging Face has put on this disk: --pair and --target choose others.",
+    ),
+    "too little memory": (lambda home: _in_hub(home, THREE, HALF), 1, "y", None, NOTHING),
+    "LM Studio's files": (
+        lambda home: _in_studio(home, THREE, HALF),
+        8,
+        "",
+        (f"maker/{THREE}-GGUF/{THREE}-Q4_K_M.gguf", f"maker/{HALF}-GGUF/{HALF}-Q4_K_M.gguf"),
+        "The models are qwen2.5-3b, which LM Studio has put on this disk: --pair and --target choose others.",
+    ),
+    "Ollama's": (
+        lambda home: (ollama(home, "library", "gemma3", "12b"), ollama(home, "library", "gemma3", "1b")),
+        16,
+        "",
+        (DIGEST.replace(":", "-"),) * 2,
+        "The models are gemma3-12b, which Ollama has put on this disk: --pair and --target choose others.",
+    ),
+    "a target and a draft of different programs": (
+        lambda home: (_in_studio(home, THREE), _in_hub(home, HALF)),
+        8,
+        "",
+        None,
+        OFFER,
+    ),
+}
+
+
+def _default(home: Path) -> Path:
+    return home / "Library/Caches/launch-pipeline/models/SmolLM2-135M-Instruct-b179c9523d0e"
+
+
+@pytest.fixture
+def mac(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr("orchestrator.cli.pipelines.hub_reachable", lambda: True)
+    return home
+
+
+@pytest.mark.parametrize(("has", "gib", "answer", "models", "told"), MACS.values(), ids=MACS)
+def test_the_first_command_on_a_mac_takes_what_is_there_and_asks_only_a_person(
+    has: Callable[[Path], object],
+    gib: int,
+    answer: str,
+    models: tuple[str, ...] | None,
+    told: str,
+    mac: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    has(mac)
+    monkeypatch.setattr("orchestrator.machine.pairs.recommended_pairs.memory_bytes", lambda: gib << 30)
+    monkeypatch.setattr("orchestrator.cli.pipelines.hub_reachable", lambda: answer != "offline")
+    chosen: list[tuple[PipelineSettings, str]] = []
+
+    @click.command()
+    def command() -> None:
+        for stream in (sys.stdin, sys.stderr):
+            monkeypatch.setattr(stream, "isatty", lambda: bool(answer))
+        chosen.append(first_models(PipelineSettings(), asks=True))
+
+    ran = CliRunner().invoke(command, input=answer)
+    (settings, note), (target, draft) = chosen[0], models or (None, None)
+
+    asked = answer in ("y", "\n") and told in ("", OFFER) and not _default(mac).exists()
+    assert ("[y/N]" in ran.output) == asked
+    assert (settings.target or "").endswith(target or "")
+    assert (settings.draft or "").endswith(draft or "")
+    assert (settings == PipelineSettings(), note) == (models is None, told)
+
+
+@pytest.mark.usefixtures("mac")
+def test_a_user_who_names_models_or_is_elsewhere_has_them_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    for named in ({"target": "a/b"}, {"draft": "a/b"}, {"pace": "m4"}, {"target_engine": "none"}):
+        settings = PipelineSettings().changed(**named)
+        assert first_models(settings, asks=True) == (settings, "")
+    monkeypatch.setenv(VARIABLE, "auto")
+    assert first_models(PipelineSettings(), asks=True) == (PipelineSettings(), "")
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert first_models(PipelineSettings(), asks=True) == (PipelineSettings(), "")
+
+
+@pytest.mark.parametrize("command", ["generate hi", "chat", "start --address ipc:///tmp/lp-none", "serve --port 0"])
+def test_every_command_that_answers_chooses_alike(command: str, monkeypatch: pytest.MonkeyPatch):
+    def chosen(*_: object, **__: object) -> None:
+        raise InputError("chosen")
+
+    monkeypatch.setattr(f"orchestrator.cli.commands.{command.split()[0]}.first_models", chosen)
+    assert str(CliRunner().invoke(cli, command.split()).exception) == "chosen"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"layers": 3}', '{"layers": [{}]}'])
