@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -108,84 +107,51 @@ def test_what_is_found_can_be_used_and_is_not_copied(home: Path):
 # The first command on a Mac ------------------------------------------------------------------------
 
 
-THREE, SEVEN, HALF = (f"Qwen2.5-{size}-Instruct" for size in ("3B", "7B", "0.5B"))
 NOTHING = "On a Mac's GPU speculation gains nothing with the default pair, whose forward takes 3 ms."
 OFFER = f"{NOTHING} Better: --pair qwen2.5-3b (2.0 GB to download)."
-IDS = f"mlx-community/{THREE}-4bit", f"mlx-community/{HALF}-4bit"
-
-
-def _in_hub(home: Path, *names: str) -> None:
-    for name in names:
-        model_folder(home / f"hub/models--mlx-community--{name}-4bit/snapshots/1")
-
-
-def _in_studio(home: Path, *names: str) -> None:
-    for name in names:
-        gguf(home / f".lmstudio/models/maker/{name}-GGUF/{name}-Q4_K_M.gguf")
-
-
-MACS: dict[str, tuple[Callable[[Path], object], int, str, tuple[str, ...] | None, str]] = {
-    "nothing, by a script": (lambda _: None, 8, "", None, OFFER),
-    "nothing, agreed": (lambda _: None, 8, "y", IDS, ""),
-    "nothing, declined": (lambda _: None, 8, "\n", None, OFFER),
-    "nothing, without a network": (lambda _: None, 8, "offline", None, OFFER),
-    "the default pair": (lambda home: _default(home).mkdir(parents=True), 8, "y", None, OFFER),
-    "a target without its draft": (lambda home: _in_hub(home, THREE), 8, "", None, OFFER),
-    "two pairs": (
-        lambda home: _in_hub(home, THREE, SEVEN, HALF),
-        16,
-        "y",
-        (f"mlx-community/{SEVEN}-4bit", IDS[1]),
-        "The models are qwen2.5-7b, which Hugging Face has put on this disk: --pair and --target choose others.",
-    ),
-    "too little memory": (lambda home: _in_hub(home, THREE, HALF), 1, "y", None, NOTHING),
-    "LM Studio's files": (
-        lambda home: _in_studio(home, THREE, HALF),
-        8,
-        "",
-        (f"maker/{THREE}-GGUF/{THREE}-Q4_K_M.gguf", f"maker/{HALF}-GGUF/{HALF}-Q4_K_M.gguf"),
-        "The models are qwen2.5-3b, which LM Studio has put on this disk: --pair and --target choose others.",
-    ),
-    "Ollama's": (
-        lambda home: (ollama(home, "library", "gemma3", "12b"), ollama(home, "library", "gemma3", "1b")),
-        16,
-        "",
-        (DIGEST.replace(":", "-"),) * 2,
-        "The models are gemma3-12b, which Ollama has put on this disk: --pair and --target choose others.",
-    ),
-    "a target and a draft of different programs": (
-        lambda home: (_in_studio(home, THREE), _in_hub(home, HALF)),
-        8,
-        "",
-        None,
-        OFFER,
-    ),
+TAKEN = "The models are {}, which {} has put on this disk: --pair and --target choose others."
+HUB_PAIR, STUDIO_PAIR = "{}-Instruct-4bit 0.5B-Instruct-4bit", "3B-Instruct-Q4_K_M.gguf 0.5B-Instruct-Q4_K_M.gguf"
+BLOBS = " ".join([DIGEST.replace(":", "-")] * 2)
+MACS: dict[str, tuple[str, int, str, str, str]] = {
+    "a script": ("", 8, "", "", OFFER),
+    "a person who agrees": ("", 8, "y", HUB_PAIR.format("3B"), ""),
+    "a person who declines": ("", 8, "\n", "", OFFER),
+    "a person without a network": ("", 8, "offline", "", OFFER),
+    "a person with the default pair": ("default:pair", 8, "y", "", OFFER),
+    "a target without its draft": ("hub:3B", 8, "", "", OFFER),
+    "too little memory": ("hub:3B hub:0.5B", 1, "y", "", NOTHING),
+    "two pairs": ("hub:3B hub:7B hub:0.5B", 16, "y", HUB_PAIR.format("7B"), TAKEN.format("qwen2.5-7b", "Hugging Face")),
+    "LM Studio's": ("studio:3B studio:0.5B", 8, "", STUDIO_PAIR, TAKEN.format("qwen2.5-3b", "LM Studio")),
+    "Ollama's": ("ollama:gemma3:12b ollama:gemma3:1b", 16, "", BLOBS, TAKEN.format("gemma3-12b", "Ollama")),
+    "models of different programs": ("studio:3B hub:0.5B", 8, "", "", OFFER),
 }
+"""Who: models on the disk, GiB of memory, what is answered at the terminal, the ends of the models' names, the note."""
 
 
-def _default(home: Path) -> Path:
-    return home / "Library/Caches/launch-pipeline/models/SmolLM2-135M-Instruct-b179c9523d0e"
+def _put(home: Path, place: str, name: str) -> None:
+    if place == "hub":
+        model_folder(home / f"hub/models--mlx-community--Qwen2.5-{name}-Instruct-4bit/snapshots/1")
+    elif place == "studio":
+        gguf(home / f".lmstudio/models/maker/Qwen2.5-{name}-GGUF/Qwen2.5-{name}-Instruct-Q4_K_M.gguf")
+    elif place == "ollama":
+        ollama(home, "library", *name.split(":"))
+    else:
+        (home / "Library/Caches/launch-pipeline/models/SmolLM2-135M-Instruct-b179c9523d0e").mkdir(parents=True)
 
 
 @pytest.fixture
 def mac(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.delenv(VARIABLE)
-    monkeypatch.setattr("orchestrator.cli.pipelines.hub_reachable", lambda: True)
     return home
 
 
-@pytest.mark.parametrize(("has", "gib", "answer", "models", "told"), MACS.values(), ids=MACS)
+@pytest.mark.parametrize(("has", "gib", "answer", "models", "note"), MACS.values(), ids=MACS)
 def test_the_first_command_on_a_mac_takes_what_is_there_and_asks_only_a_person(
-    has: Callable[[Path], object],
-    gib: int,
-    answer: str,
-    models: tuple[str, ...] | None,
-    told: str,
-    mac: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    has: str, gib: int, answer: str, models: str, note: str, mac: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    has(mac)
+    for word in has.split():
+        _put(mac, *word.split(":", 1))
     monkeypatch.setattr("orchestrator.machine.pairs.recommended_pairs.memory_bytes", lambda: gib << 30)
     monkeypatch.setattr("orchestrator.cli.pipelines.hub_reachable", lambda: answer != "offline")
     chosen: list[tuple[PipelineSettings, str]] = []
@@ -197,13 +163,12 @@ def test_the_first_command_on_a_mac_takes_what_is_there_and_asks_only_a_person(
         chosen.append(first_models(PipelineSettings(), asks=True))
 
     ran = CliRunner().invoke(command, input=answer)
-    (settings, note), (target, draft) = chosen[0], models or (None, None)
+    ((settings, told),) = chosen
+    ends = [(settings.target or "").endswith, (settings.draft or "").endswith]
 
-    asked = answer in ("y", "\n") and told in ("", OFFER) and not _default(mac).exists()
-    assert ("[y/N]" in ran.output) == asked
-    assert (settings.target or "").endswith(target or "")
-    assert (settings.draft or "").endswith(draft or "")
-    assert (settings == PipelineSettings(), note) == (models is None, told)
+    assert ("[y/N]" in ran.output) == (answer in ("y", "\n") and has == "")
+    assert (settings != PipelineSettings(), told) == (bool(models), note)
+    assert all(end(name) for end, name in zip(ends, models.split(), strict=bool(models)))
 
 
 @pytest.mark.usefixtures("mac")
