@@ -41,7 +41,7 @@ from orchestrator.machine.default_target import default_pair_state
 from orchestrator.machine.hardware import usable_bytes
 from orchestrator.machine.memory.budget import GIB
 from orchestrator.machine.servers import announced, http_address
-from orchestrator.runtime.memory_plan import PipelineMemory
+from orchestrator.runtime.memory_plan import PipelineMemory, require_room
 from orchestrator.text.answer_format import teaches_tools
 from orchestrator.text.chat_template import own_template
 from protocol.bounded_files import read_bounded
@@ -243,6 +243,8 @@ def serve(for_starter: str | None, running: str | None, settings: PipelineSettin
     if running is None and not models:
         settings, first = first_models(settings, asks=True)
         notes.append(first)
+        if settings.memory_check != "off":
+            require_room(settings.target)
         if for_starter and not _knows_tools(settings):
             refuse_without_tools(for_starter, settings.target or default_pair_state().name)
     embedding, target = _embedding(options.pop("embedding_model"), keep), settings.target
