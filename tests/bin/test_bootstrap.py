@@ -175,7 +175,6 @@ WALK = {
     "Homebrew's 3.13": ("brew/python3.13 brew", "brew/python3.13", ""),
     "python.org's 3.12": ("org/python3.12 org/python3:3.12", "org/python3.12", ""),
     "the system's 3.9 only": ("usr/python3:3.9", "", NO_PYTHON.format(WEBSITE)),
-    "the same with brew": ("usr/python3:3.9 brew", "", NO_PYTHON.format(BY_BREW)),
     "the same with uv": ("usr/python3:3.9 uv", "", NO_PYTHON.format("uv python install 3.13")),
     "brew's 3.14 only": ("brew/python3.14 brew/python3:3.14 brew", "brew/python3", NO_COREMLTOOLS.format(BY_BREW)),
     "uv's 3.13": ("uv/python3.13 uv usr/python3:3.9", "uv/python3.13", ""),
@@ -214,7 +213,7 @@ class Mac(Checkout):
     def _python(self, thing: str) -> str:
         name, _, version = thing.partition(":")
         if name == "usr/python3":
-            return "#!/bin/sh\necho window >>log\n"
+            return f"#!/bin/sh\necho window >>'{self.folder}/log'\n"
         version = version or name.rpartition("python")[2]
         told = (
             f"import ensurepip, os, platform, sys; sys.platform, kind = 'darwin', '{name.partition('/')[0]}'; "
