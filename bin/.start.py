@@ -6,6 +6,7 @@ Python reacts to Ctrl-C with a traceback while it still looks for installed pack
 
 import _signal
 import posix
+import sys
 
 
 def interrupted(*_: object) -> None:
@@ -15,6 +16,9 @@ def interrupted(*_: object) -> None:
 
 def start() -> None:
     _signal.signal(_signal.SIGINT, interrupted)
+    if sys.platform == "darwin" and posix.uname().machine != "arm64":
+        # A Python for both processors runs as Intel's in a terminal under Rosetta, and can't load .venv's packages.
+        posix.execv("/usr/bin/arch", ["arch", "-arm64", sys.executable, *sys.orig_argv[1:]])
     import site
 
     site.main()

@@ -12,6 +12,13 @@ SEGMENTS_VARIABLE = "LAUNCH_PIPELINE_SEGMENTS"
 SESSIONS_VARIABLE = "LAUNCH_PIPELINE_SESSIONS"
 """Another folder for the sessions of pipelines; the tests set it. Its path must be short: it becomes a socket's."""
 
+MAX_SOCKET_PATH = 100
+"""Bytes that no socket path reaches; macOS truncates them at 104."""
+_LONGEST_SOCKET = "lp-9999999-12345678/workers"
+"""Below the folder of sessions."""
+_DARWIN_USER_DIR = 65536
+"""The number of a folder of this user in macOS's confstr(3): short, kept, and without a name in Python."""
+
 PREFIXES_VARIABLE = "LAUNCH_PIPELINE_PREFIXES"
 """Another folder for the disk cache; the tests set it."""
 
@@ -35,15 +42,23 @@ def cache_folder() -> Path:
 def keys_folder() -> Path:
     """The folder of this machine's keys and of the known keys of other machines. It need not exist yet."""
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "launch-pipeline" / "keys"
+        return _application_support() / "keys"
     return _by_convention("XDG_CONFIG_HOME", ".config") / "keys"
 
 
 def sessions_folder() -> Path:
-    """The folder of this user's sessions. Short, because socket paths are limited to about 100 bytes. It need not
-    exist yet."""
-    given = os.environ.get(SESSIONS_VARIABLE)
-    return Path(given) if given else Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - used privately
+    """The folder of this user's sessions, whose path is short enough for sockets. It need not exist yet.
+
+    On macOS not in /tmp, where files go that nobody used for three days (`daily_clean_tmps_days`, periodic.conf(5)).
+    """
+    if given := os.environ.get(SESSIONS_VARIABLE):
+        return Path(given)
+    if sys.platform != "darwin":
+        return Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - used privately
+    folder = _application_support() / "sessions"
+    if len(os.fsencode(folder / _LONGEST_SOCKET)) < MAX_SOCKET_PATH:
+        return folder
+    return Path(os.confstr(_DARWIN_USER_DIR) or "/tmp") / "launch-pipeline"  # noqa: S108 - used privately
 
 
 def segments_folder() -> Path:
@@ -58,7 +73,7 @@ def segments_folder() -> Path:
         return Path(given)
     if SHARED_MEMORY.is_dir():
         return SHARED_MEMORY / f"launch-pipeline-{os.getuid()}-segments"
-    return Path.home() / "Library" / "Application Support" / "launch-pipeline" / "segments"
+    return _application_support() / "segments"
 
 
 def servers_folder() -> Path:
@@ -70,6 +85,10 @@ def servers_folder() -> Path:
 def config_file() -> Path:
     """The user's configuration file; on macOS too in ~/.config, since users write it by hand."""
     return _by_convention("XDG_CONFIG_HOME", ".config") / "config.toml"
+
+
+def _application_support() -> Path:
+    return Path.home() / "Library" / "Application Support" / "launch-pipeline"
 
 
 def _by_convention(variable: str, default: str) -> Path:

@@ -1,5 +1,7 @@
 """A pipeline from the options of a command, with what its start tells the user on stderr."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,14 +16,20 @@ from rich.progress import Progress as Bar
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.sentences import say
-from orchestrator.machine.checkpoints import resolve
-from orchestrator.machine.default_target import DefaultModel, default_target
+from orchestrator.machine.checkpoints import cached, hub_reachable, resolve
+from orchestrator.machine.default_target import VARIABLE, DefaultModel, default_pair_state, default_target
+from orchestrator.machine.hardware import computes_on_processor, memory_bytes, usable_bytes
+from orchestrator.machine.memory.budget import size
+from orchestrator.machine.pairs.recommended_pairs import AGENTS, TALK, first_pair, fits, memory, modest, published
 from orchestrator.machine.target import level_note
 from orchestrator.runtime.notices import Notice
 from protocol.contracts.coreml import OnProgress, Progress
+from protocol.contracts.engines import draft_model
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
+
+_GAINS_NOTHING = "On a Mac's GPU speculation gains nothing with the default pair, whose forward takes 3 ms."
 
 
 class ConversionBar:
@@ -84,6 +92,43 @@ class Notices:
 def _stage(text: str) -> str:
     """The progress without its steps, which change all the time."""
     return text.partition(", ")[0]
+
+
+def first_models(settings: PipelineSettings, *, asks: bool) -> tuple[PipelineSettings, str]:
+    """The settings with models for a user who names none, and a sentence about them: on a Mac a recommended pair.
+
+    `asks`: a person at the terminal is offered its download, until the default pair is on this disk.
+    """
+    named = settings.target or settings.draft or settings.pace or os.environ.get(VARIABLE)
+    if sys.platform != "darwin" or named or settings.target_engine != "mlx":
+        return settings, ""
+    drafts = draft_model(settings.draft_engine) != "none"
+    if pair := first_pair():
+        found = settings.changed(target=pair.target, draft=pair.draft if drafts else None)
+        return found, f"The models are {pair}: --pair and --target choose others."
+    name = modest(TALK)
+    if name is None:
+        return settings, _GAINS_NOTHING
+    models = published()[name]
+    missing = [model for model in (models.target, models.draft) if cached(model.id) is None]
+    left = f"{sum(model.weights(on_processor=False) for model in missing) / 1e9:.1f} GB"
+    person = asks and sys.stdin.isatty() and sys.stderr.isatty() and not default_pair_state().folder
+    question = f"{_GAINS_NOTHING} {name} fits this machine: download {left}? Otherwise the default pair answers."
+    if person and hub_reachable() and click.confirm(question, default=False, err=True):
+        return settings.changed(target=models.target.id, draft=models.draft.id if drafts else None), ""
+    return settings, f"{_GAINS_NOTHING} Better: --pair {name} ({left} to download)."
+
+
+def refuse_without_tools(program: str, model: str) -> None:
+    """Raises InputError with a pair that `program` can use instead."""
+    name = modest(AGENTS) or AGENTS[-1]
+    processor, machine = computes_on_processor(), size(memory_bytes())
+    fit = "fits into" if fits(published()[name], processor, usable_bytes()) else "is too much for"
+    raise InputError(
+        f"{program} works by tools, and the chat template of {model} knows none: run `launch-pipeline launch {program} "
+        f"--pair {name}`, whose {size(memory(published()[name], processor))} {fit} this machine's {machine}, or see "
+        "`launch-pipeline pairs`."
+    )
 
 
 def opened(

@@ -249,14 +249,19 @@ class Server:
         return None if server is None else (await server.health.check()).serving
 
     async def _card(self, name: str) -> dict[str, Any]:
-        """In OpenAI's form. `level`: what the target verifies in one forward, None until that is known."""
+        """In OpenAI's form. `level`: what the target verifies in one forward; `knows_tools`: of the chat template. None
+        until that is known."""
         card = {"id": name, "object": "model", "created": self._created, "owned_by": "launch-pipeline"}
         if self._embedding is not None and self._embeds(name):
             return {**card, "level": None, "loaded": self._embedding.loaded}
         owner = self.name_of(name)
-        state = await self._state(owner)
+        state, server = await self._state(owner), self.models.server(owner)
         defaults, context = self._defaults[owner], state and state.context
-        more = {"level": state and state.level, "loaded": state is not None}
+        more = {
+            "level": state and state.level,
+            "loaded": state is not None,
+            "knows_tools": server and server.knows_tools,
+        }
         lengths = dict.fromkeys(_CONTEXT_LENGTHS, context)
         return {**card, **more, "sampling_defaults": defaults, "default_parameters": defaults, **lengths}
 

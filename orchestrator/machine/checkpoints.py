@@ -1,10 +1,13 @@
 """A model's name to its folder: the demo pair, a folder, a GGUF file, or a Hugging Face download. Opens no weights."""
 
 import importlib.util
+import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.machine.gguf import part_names
 from orchestrator.machine.network import reachable
@@ -206,15 +209,22 @@ def _fetched(name: str) -> Path:
         raise InputError(f"{error} If {name} has GGUF files, pass {name}:FILE.gguf.") from error
 
 
+def hub_reachable() -> bool:
+    """Whether models can be fetched."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE and reachable(constants.ENDPOINT)
+
+
 @contextmanager
 def _told(name: str) -> Iterator[None]:
     """Raises what the hub raises as InputError; at once if the hub can't be reached, where its client would retry."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
     # The base of its HTTP library's errors, which is httpx or httpx2, depending on the release.
     http_error: type[Exception] = vars(errors)["HTTPError"]
     try:
-        if constants.HF_HUB_OFFLINE or not reachable(constants.ENDPOINT):
+        if not hub_reachable():
             raise errors.LocalEntryNotFoundError(name)
         yield
     except errors.GatedRepoError as error:
@@ -233,3 +243,77 @@ def _told(name: str) -> Iterator[None]:
         ) from error
     except (http_error, OSError) as error:
         raise InputError(f"The download of {name} broke off ({type(error).__name__}: {error}): try again.") from error
+
+
+# What other programs have put on this disk ---------------------------------------------------------
+
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+"""The layer of an Ollama manifest that is a GGUF file."""
+_LEAST_BYTES = 1 << 20
+"""Smaller files are vocabularies or pointers."""
+
+
+class LocalModel(NamedTuple):
+    """`target` is what --target and --draft take."""
+
+    origin: str
+    name: str
+    target: str
+    bytes: int
+
+
+def local_models() -> list[LocalModel]:
+    """All that are found, by program and name. Folders that can't be read are passed over."""
+    found = [*_hugging_face(), *_lm_studio(), *_ollama()]
+    return sorted(set(found))
+
+
+def _hugging_face() -> Iterator[LocalModel]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    for repository in _folders(Path(HF_HUB_CACHE), "models--*--*"):
+        id = repository.name.removeprefix("models--").replace("--", "/", 1)
+        for snapshot in _folders(repository / "snapshots", "*"):
+            if complete(snapshot):
+                yield LocalModel("Hugging Face", id, id, ModelFolder(snapshot).size)
+            for file in _large(gguf_files(snapshot)):
+                yield LocalModel("Hugging Face", f"{id}:{file.name}", f"{id}:{file.name}", file.stat().st_size)
+
+
+def _lm_studio() -> Iterator[LocalModel]:
+    for root in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
+        for folder in _folders(root, "*/*"):
+            name = f"{folder.parent.name}/{folder.name}"
+            if complete(folder):
+                yield LocalModel("LM Studio", name, str(folder), ModelFolder(folder).size)
+            for file in _large(gguf_files(folder)):
+                yield LocalModel("LM Studio", f"{name}/{file.name}", str(file), file.stat().st_size)
+
+
+def _ollama() -> Iterator[LocalModel]:
+    root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
+    manifests = root / "manifests"
+    for manifest in sorted(file for file in manifests.glob("*/*/*/*") if file.is_file()):
+        _, owner, model, tag = manifest.relative_to(manifests).parts
+        name = f"{model}:{tag}" if owner == "library" else f"{owner}/{model}:{tag}"
+        for digest in _digests(manifest):
+            blob = root / "blobs" / digest.replace(":", "-")
+            for file in _large([blob]):
+                yield LocalModel("Ollama", name, str(file), file.stat().st_size)
+
+
+def _digests(manifest: Path) -> list[str]:
+    """Of the models in an Ollama manifest; none if it can't be read."""
+    try:
+        layers = json.loads(manifest.read_bytes())["layers"]
+        return [str(layer["digest"]) for layer in layers if layer["mediaType"] == _MODEL_LAYER]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _folders(parent: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in parent.glob(pattern) if path.is_dir())
+
+
+def _large(files: list[Path]) -> list[Path]:
+    return [file for file in files if file.is_file() and file.stat().st_size >= _LEAST_BYTES]

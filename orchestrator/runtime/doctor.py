@@ -189,9 +189,7 @@ def shared_memory(free: int | None) -> Check:
 
 def temporary_folder() -> Check:
     """Sockets live under a short path, and shared memory is listed in a folder of its own."""
-    segments = segments_folder()
-    nearest = next(above for above in (segments, *segments.parents) if above.exists())
-    for folder in (sessions_folder().parent, nearest, Path(tempfile.gettempdir())):
+    for folder in (_nearest(sessions_folder()), _nearest(segments_folder()), Path(tempfile.gettempdir())):
         try:
             with tempfile.TemporaryFile(dir=folder):
                 free = shutil.disk_usage(folder).free
@@ -200,6 +198,11 @@ def temporary_folder() -> Check:
                 "temporary folder", "fail", f"{folder}: {error.strerror}", f"make {folder} writable, or free some space"
             )
     return Check("temporary folder", "ok", f"{folder}, {free / _GIB:.0f} GiB free")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder that is there, of it and those above."""
+    return next(above for above in (folder, *folder.parents) if above.exists())
 
 
 def leftovers() -> Check:

@@ -18,6 +18,7 @@ from protocol.messages.base import Message
 from protocol.messages.features import FeatureBlock, FeatureShipment
 from protocol.messages.remote import KvBlock
 from protocol.security.keys import KeyPair
+from protocol.security.private_files import is_private
 from protocol.transport import MAX_FRAME, Stamp, checked_endpoint, configured_socket, decode, encode
 
 _MAX_FRAMES = 256
@@ -26,6 +27,8 @@ _MAX_BYTES = 1 << 16
 """Bytes that one `receive` handles at most: a large frame takes longer than a small one."""
 _MAX_SECONDS = 0.005
 """Seconds that one `receive` takes at most, the caller's work on the messages included."""
+_LOOK_SECONDS = 2.0
+"""How often a hub sees whether its socket's file is there."""
 _TCP_HIGH_WATER = 64
 """Frames queued for a TCP peer: a peer that floods us fills no more."""
 
@@ -73,7 +76,9 @@ class Hub:
         """Messages that were dropped because their peer's queue was full; the peer may well be there."""
         self.not_admitted = 0
         """Messages of keys that are not, or no longer, admitted."""
+        self._address = address
         self._file = _socket_file(address)
+        self._next_look = clock() + _LOOK_SECONDS
         self.socket = _listening(context, address, keys if guard is not None else None, limit)
 
     @property
@@ -105,8 +110,11 @@ class Hub:
 
         A frame that breaks the protocol is counted and dropped.
         """
-        handled = 0
-        until = self._clock() + _MAX_SECONDS
+        handled, now = 0, self._clock()
+        until = now + _MAX_SECONDS
+        if self._file is not None and now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            self._listen_again(self._file)
         for _ in range(_MAX_FRAMES):
             if handled >= _MAX_BYTES or self._clock() >= until:
                 return
@@ -138,6 +146,12 @@ class Hub:
         with suppress(zmq.ZMQError):
             return peer, frames, str(received[-1].get("User-Id")).encode()
         return peer, frames, b""
+
+    def _listen_again(self, file: Path) -> None:
+        """After a cleaner of temporary files took the socket's file: new connections need it, others go on."""
+        with suppress(OSError, zmq.ZMQError):
+            if not file.exists() and is_private(file.parent.stat()):
+                self.socket.bind(self._address)
 
     def close(self, linger: int = 0) -> None:
         """Release the address; sent messages have `linger` milliseconds to leave."""

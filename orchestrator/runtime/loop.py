@@ -102,6 +102,8 @@ class Orchestrator:
         self._was_ready = False
         self._next_ping = self._next_collection = 0.0
         self._stopping = False
+        self._offered: str | None = None
+        """The address that other commands of this user are given."""
         self._kept: float | None = None
         """Seconds without a message of a client after which it ends, once it has outlived its parent."""
 
@@ -167,9 +169,19 @@ class Orchestrator:
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
             self._workers.ping(self._machine.drafts.statuses())
+            if self._kept is None:
+                self._restore_folder()
             if self._clients.idle or now >= self._next_collection:
                 gc.collect()
                 self._next_collection = now + _COLLECTION_SECONDS
+
+    def _restore_folder(self) -> None:
+        """Other commands find the pipeline by its folder, and a worker that is started again by the socket there."""
+        try:
+            self._offered = self._session.restore(self._offered)
+        except InputError as error:
+            self._warn(f"The pipeline's folder was removed, so it ends. {error}")
+            raise
 
     def _step(self, event: Event) -> None:
         began, now = self._trace.now(), time.monotonic()

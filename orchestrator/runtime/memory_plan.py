@@ -34,6 +34,7 @@ from orchestrator.machine.memory.budget import (
 )
 from orchestrator.machine.memory.kv_form import KvSizes, attention_heads, keeps_latents, kv_form
 from orchestrator.machine.memory.kv_plan import KvPlan, kv_plan, planned_bytes
+from orchestrator.machine.pairs.recommended_pairs import published
 from orchestrator.runtime.setup import OrchestratorSetup, core_ml_package, machines, model_folders, trained_drafter
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import NO_DRAFT
@@ -168,7 +169,13 @@ def _with_caches(options: Options, share: float) -> Options:
 
 
 def require_room(model: str | None) -> None:
-    """Raises InputError for a GGUF file whose weights alone don't fit into this machine, before it is converted."""
+    """Raises InputError for a model whose weights alone don't fit into this machine, before a GGUF file is converted or
+    one of a recommended pair is downloaded."""
+    listed = {each.id: each for pair in published().values() for each in (pair.target, pair.draft)}.get(model or "")
+    if listed is not None and known_folder(listed.id) is None:
+        # Weights stay packed where there is no memory to expand them.
+        held = listed.weights(on_processor=False)
+        _require_fit(held, f"{model} has", "`launch-pipeline pairs` lists what fits. --memory-check off downloads it")
     try:
         file = gguf_file(model) if model is not None and known_folder(model) is None else None
         if file is None:
@@ -181,12 +188,16 @@ def require_room(model: str | None) -> None:
         # Whoever converts it says what is wrong with it.
         return
     held = on_processor if computes_on_processor() else conversion.bytes
+    what = f"{conversion.file} ({size(conversion.file_bytes)}) becomes"
+    _require_fit(held, what, "choose a smaller file. --memory-check off converts it")
+
+
+def _require_fit(weights: float, what: str, remedy: str) -> None:
     available = usable(memory_bytes(), gpu_working_set())
-    if held > available:
+    if weights > available:
         raise InputError(
-            f"{conversion.file} ({size(conversion.file_bytes)}) becomes weights of {size(held)}, and a pipeline may "
-            f"use {size(available)} of this machine's {size(memory_bytes())}: choose a smaller file. "
-            "--memory-check off converts it all the same."
+            f"{what} weights of {size(weights)}, and a pipeline may use {size(available)} of this machine's "
+            f"{size(memory_bytes())}: {remedy} all the same."
         )
 
 

@@ -73,7 +73,8 @@ class Session:
         return ""
 
     def record_failure(self, error: PipelineError) -> None:
-        (self.folder / _FAILURE).write_bytes(msgspec.json.encode((blame_of(error), str(error))))
+        with suppress(OSError):
+            (self.folder / _FAILURE).write_bytes(msgspec.json.encode((blame_of(error), str(error))))
 
     def failure(self) -> PipelineError | None:
         """Why the orchestrator failed, if it recorded a reason."""
@@ -92,6 +93,20 @@ class Session:
             address = read_private(self.folder / _OFFER)
             return None if address is None else address.decode()
         return None
+
+    def restore(self, offered: str | None) -> str | None:
+        """Make again what a cleaner of temporary files took: the folder, and the file with the address `offered`.
+
+        Returns the address that is offered. Raises InputError if the folder can't be this user's alone.
+        """
+        if not self.folder.is_dir():
+            private_folder(_own_home(self.folder.parent))
+            private_folder(self.folder)
+        # A full disk may have room later.
+        with suppress(OSError):
+            if offered is not None and not (self.folder / _OFFER).exists():
+                self.offer(offered)
+        return self.offered
 
     def inherited_by(self, process: int) -> None:
         """The folder outlives its owner: from now on it is as old as `process`."""

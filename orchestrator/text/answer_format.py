@@ -137,6 +137,11 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     )
 
 
+def teaches_tools(template: ChatTemplate) -> bool:
+    """Whether the model was trained on tools, as far as its template says."""
+    return template.knows_tools or infer_tool_syntax(template) is not GENERIC
+
+
 def infer_tool_syntax(template: ChatTemplate) -> CallSyntax:
     """The syntax that the model's template teaches; GENERIC if it knows no tools, or no syntax that is known here."""
     shown = [syntax for syntax in SYNTAXES if syntax.shown_by(template)]

@@ -6,9 +6,8 @@ from ipaddress import IPv6Address
 from typing import NamedTuple
 
 from protocol.errors import InputError
+from protocol.paths import MAX_SOCKET_PATH
 
-_MAX_PATH = 100
-"""Bytes; macOS truncates socket paths at 104."""
 _MAX_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
@@ -74,8 +73,8 @@ def _require_port(address: str, port: int, listening: bool) -> None:
 
 
 def _require_path(address: str) -> None:
-    if not 1 <= len(os.fsencode(address.removeprefix("ipc:///"))) < _MAX_PATH:
+    if not 1 <= len(os.fsencode(address.removeprefix("ipc:///"))) < MAX_SOCKET_PATH:
         raise InputError(
-            f"The socket path of {address} must have 1 to {_MAX_PATH} bytes: "
+            f"The socket path of {address} must have 1 to {MAX_SOCKET_PATH} bytes: "
             "choose another file, in a folder with a shorter name."
         )

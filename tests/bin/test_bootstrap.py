@@ -5,6 +5,7 @@ macOS's do. macOS's bash is 3.2: BASH_3_2 names such a one, where one was built,
 """
 
 import os
+import posix
 import random
 import re
 import runpy
@@ -17,6 +18,7 @@ import time
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -29,7 +31,7 @@ BASH = os.environ.get("BASH_3_2", "/bin/bash")
 SCRIPTS = ["bin/.bootstrap", "bin/launch-pipeline", "bin/test", ".ci/run", ".ci/lock"]
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 LOCKED = ("pyproject.toml", *LOCKS)
-TOOLS = ["cat", "cksum", "cp", "dirname", "grep", "head", "mkdir", "readlink", "rm", "sleep", "tail", "tee"]
+TOOLS = ["cat", "cksum", "cp", "dirname", "grep", "head", "mkdir", "readlink", "rm", "sleep", "tail", "tee", "uname"]
 
 STAND_IN = f"""#!{BASH}
 if [ "$1" = -c ]; then exec "{sys.executable}" "$@"; fi
@@ -109,6 +111,7 @@ class Checkout:
             shutil.copy(ROOT / name, folder / name)
         self.path = folder / "path"
         self.path.mkdir()
+        self.path_variable = str(self.path)
         install_bsd_tools(self.path, TOOLS)
         self.settings = {"PIP_CONFIG_FILE": os.devnull}
         self.stand_in = self.path / "python3.13"
@@ -119,7 +122,7 @@ class Checkout:
         """`group`: in a process group of its own."""
         return subprocess.Popen(
             [BASH, str(self.folder / "bin/launch-pipeline"), *arguments],
-            env={**os.environ, "PATH": str(self.path), **self.settings},
+            env={**os.environ, "PATH": self.path_variable, **self.settings},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -163,18 +166,62 @@ def test_only_wheels_of_the_locks_are_installed_and_what_builds_the_checkout_is_
     assert own.endswith("--no-index --no-build-isolation --editable .")
 
 
-class Mac(Checkout):
-    """A Mac's Pythons; `python3` is Homebrew's newest, which has no coremltools."""
+NO_COREMLTOOLS = "so nothing can run on the Neural Engine: install another one ({}), and the next start takes it.\n"
+NO_PYTHON = "(the packages have no wheels for newer ones): install one ({}), then start again.\n"
+WEBSITE, BY_BREW = "Python 3.13 of https://www.python.org/downloads/macos", "brew install python@3.13"
+INTEL = "this Mac has an Intel processor, and MLX has no packages for those: use one with Apple silicon, or Linux.\n"
+ROSETTA = "this terminal runs under Rosetta, and no Python for Apple silicon was found: run `arch -arm64 zsh`, or "
+WALK = {
+    "Homebrew's 3.13": ("brew/python3.13 brew", "brew/python3.13", ""),
+    "python.org's 3.12": ("org/python3.12 org/python3:3.12", "org/python3.12", ""),
+    "the system's 3.9 only": ("usr/python3:3.9", "", NO_PYTHON.format(WEBSITE)),
+    "the same with uv": ("usr/python3:3.9 uv", "", NO_PYTHON.format("uv python install 3.13")),
+    "brew's 3.14 only": ("brew/python3.14 brew/python3:3.14 brew", "brew/python3", NO_COREMLTOOLS.format(BY_BREW)),
+    "uv's 3.13": ("uv/python3.13 uv usr/python3:3.9", "uv/python3.13", ""),
+    "conda first": ("conda/python3.13 brew/python3.13", "brew/python3.13", ""),
+    "conda before a 3.14": ("conda/python3.13 brew/python3.14", "conda/python3.13", ""),
+    "an Intel Python first": ("intel/python3.13 brew/python3.13", "brew/python3.13", ""),
+    "Rosetta": ("intel/python3.12 rosetta", "", ROSETTA),
+    "Rosetta with brew": ("intel/python3.13 brew/python3.13 rosetta", "brew/python3.13", ""),
+    "an Intel Mac": ("intel/python3.13", "", INTEL),
+}
+"""Who: Pythons (KIND/NAME[:VERSION]) and programs on PATH, in order; the Python that is taken; what is said last."""
 
-    def has(self, *names: str) -> None:
-        for name in names:
-            told = "import ensurepip, platform, sys; sys.platform = 'darwin'; platform.machine = lambda: 'arm64'"
-            if name == "python3":
-                told += "; sys.modules['coremltools'] = None"
-            told += "; exec(sys.argv.pop(1))"
-            stand_in = STAND_IN.replace('"$@"; fi', f'-c "{told}" "$2"; fi').replace("echo venv", f"echo {name}")
-            (self.path / name).write_text(stand_in)
-            (self.path / name).chmod(0o755)
+
+class Mac(Checkout):
+    """A Mac, whose Python 3.14 has no coremltools, and whose own, in `usr`, opens a window."""
+
+    def has(self, things: str) -> None:
+        pythons = {thing.partition(":")[0]: thing for thing in things.split() if "/" in thing}
+        answers = f"*translated) echo {int('rosetta' in things)} ;; *) echo {int('intel' not in things)}"
+        self._program(self.path / "uname", "#!/bin/sh\necho Darwin\n")
+        self._program(self.path / "sysctl", f"#!/bin/sh\ncase $2 in {answers} ;; esac\n")
+        for program in set(things.split()) & {"brew", "uv"}:
+            self._program(self.path / program, "#!/bin/sh\n")
+        for name, thing in pythons.items():
+            self._program(self.folder / name, self._python(thing))
+        bootstrap = self.folder / "bin/.bootstrap"
+        bootstrap.write_text(bootstrap.read_text().replace("/usr/bin/python3", f"'{self.folder}/usr/python3'"))
+        folders = [self.path, *((self.folder / name).parent for name in pythons)]
+        self.path_variable = ":".join(map(str, dict.fromkeys(folders)))
+
+    def _program(self, file: Path, text: str) -> None:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+
+    def _python(self, thing: str) -> str:
+        name, _, version = thing.partition(":")
+        if name == "usr/python3":
+            return f"#!/bin/sh\necho window >>'{self.folder}/log'\n"
+        version = version or name.rpartition("python")[2]
+        told = (
+            f"import ensurepip, os, platform, sys; sys.platform, kind = 'darwin', '{name.partition('/')[0]}'; "
+            f"sys.version_info = (*map(int, '{version}'.split('.')), 0); os.path.isdir = lambda _: kind == 'conda'; "
+            "platform.machine = lambda: 'x86_64' if kind == 'intel' else 'arm64'; "
+            f"sys.modules.update(dict.fromkeys({['coremltools'] * (version == '3.14')})); exec(sys.argv.pop(1))"
+        )
+        return STAND_IN.replace('"$@"; fi', f'-c "{told}" "$2"; fi').replace("echo venv", f"echo {name}")
 
 
 @pytest.fixture
@@ -184,20 +231,23 @@ def mac(tmp_path: Path) -> Mac:
     return mac
 
 
-def test_a_python_without_coremltools_is_named_and_another_one_taken_once_it_is_there(mac: Mac):
-    mac.has("python3")
-    code, out, error = mac.run()
-    assert (code, out) == (0, "ran \n")
-    assert error.endswith(
-        "this Python has no coremltools, so nothing can run on the Neural Engine: install another one (brew install "
-        "python@3.13), and the next start takes it.\n"
-    )
-    assert mac.run() == (0, "ran \n", "")
-    mac.has("python3.13")
+@pytest.mark.parametrize(("things", "taken", "said"), WALK.values(), ids=WALK)
+def test_a_start_takes_the_first_fitting_python_or_says_how_to_get_one(mac: Mac, things: str, taken: str, said: str):
+    mac.has(things)
+    code, _, error = mac.run("generate")
 
-    assert "coremltools" not in mac.run()[2]
-    assert mac.run() == (0, "ran \n", "")
-    assert mac.log == ["python3", "pip", "python3.13", "pip"]
+    assert (code, mac.log) == ((0, [taken, "pip"]) if taken else (1, []))
+    assert (said or "set-up complete.\n") in error.splitlines(keepends=True)[-1]
+    # What was taken stays, and nothing stays of what was not.
+    assert mac.run() == (0, "ran \n", "") if taken else not list(mac.folder.glob(".venv*"))
+
+
+def test_a_python_that_has_all_packages_is_taken_once_it_is_there(mac: Mac):
+    for things in ("brew/python3:3.14", "brew/python3:3.14 brew/python3.13"):
+        mac.has(things)
+        assert ("coremltools" in mac.run()[2]) == (things == "brew/python3:3.14")
+        assert mac.run() == (0, "ran \n", "")
+    assert mac.log == ["brew/python3", "pip", "brew/python3.13", "pip"]
 
 
 @pytest.mark.parametrize("name", LOCKED)
@@ -254,7 +304,7 @@ def test_a_moved_checkout_is_set_up_anew(checkout: Checkout, tmp_path: Path):
     checkout.run()
     moved = tmp_path / "elsewhere"
     checkout.folder.rename(moved)
-    checkout.folder, checkout.path = moved, moved / "path"
+    checkout.folder, checkout.path_variable = moved, f"{moved}/path"
 
     assert checkout.run()[0] == 0
     assert checkout.log == ["venv", "pip", "venv", "pip"]
@@ -297,13 +347,6 @@ def test_the_lock_of_a_killed_start_is_free_once_its_installer_has_ended(checkou
 
     assert next_one.communicate(timeout=60)[0] == "ran \n"
     assert checkout.log == ["venv", "pip", "venv", "pip"]
-
-
-def test_a_lock_file_without_a_holder_delays_nothing(checkout: Checkout):
-    """Its number may belong to another process by now."""
-    (checkout.folder / ".venv.flock").write_text(f"{os.getpid()}\n")
-
-    assert checkout.run()[0] == 0
 
 
 SLOW_STAND_IN = f"""#!{BASH}
@@ -360,15 +403,6 @@ def test_a_set_up_interrupted_twice_at_any_moment_starts_again_cleanly(checkout:
 
         assert checkout.run()[:2] == (0, "ran\n")
         assert not (checkout.folder / "wrong").exists()
-
-
-def test_without_a_suitable_python_the_next_step_is_said(checkout: Checkout):
-    checkout.stand_in.write_text("#!/bin/sh\nexit 127\n")
-    code, out, error = checkout.run()
-
-    assert (code, out) == (1, "")
-    assert error.startswith("launch-pipeline: no Python 3.11 to 3.14 with venv was found (the packages have no wheels")
-    assert list(checkout.folder.glob(".venv*")) == []
 
 
 @pytest.mark.parametrize(("minor", "fits"), [(10, False), (11, True), (14, True), (15, False)])
@@ -464,6 +498,18 @@ def test_a_process_that_a_command_spawns_does_not_run_the_command_again():
     found = runpy.run_path(str(ROOT / "bin" / ".start.py"), run_name="__mp_main__")
 
     assert callable(found["start"])
+
+
+def test_a_python_for_both_processors_leaves_rosetta(monkeypatch: pytest.MonkeyPatch):
+    started: list[str] = []
+    start = runpy.run_path(str(ROOT / "bin" / ".start.py"), run_name="__mp_main__")["start"]
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(posix, "uname", lambda: SimpleNamespace(machine="x86_64"))
+    monkeypatch.setattr(posix, "execv", lambda *command: started.extend(command[1]))
+    monkeypatch.setattr("orchestrator.cli.entry.main", lambda: None)
+    start()
+
+    assert started == ["arch", "-arm64", sys.executable, *sys.orig_argv[1:]]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@ exit code and Ctrl-C are its own, and nothing is left behind."""
 
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -13,10 +14,12 @@ import pytest
 
 from orchestrator import SamplingParams
 from orchestrator.runtime.session import sweep
-from protocol.paths import sessions_folder
+from protocol.paths import SERVERS_VARIABLE, sessions_folder
 from tests.conftest import Reference
-from tests.end_to_end.test_http_serve import KEY, PROMPT, Serving, serving
+from tests.end_to_end.test_http_serve import KEY, PROMPT, Serving, serving, started
 from tests.orchestrator.cli.test_cli import Command, run, sentence
+from tests.support.models.tool_template import write_tool_template
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.processes import until
 
 __all__ = ["serving"]
@@ -61,36 +64,60 @@ def _answer(reference: Reference) -> str:
     return reference(PROMPT, SamplingParams(max_tokens=8)).text
 
 
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo target with a template that knows tools."""
+    return str(write_tool_template(DEMO_TARGET, tmp_path_factory.mktemp("tools") / "demo"))
+
+
+@pytest.fixture(scope="module")
+def tools_server(target: str) -> Iterator[Serving]:
+    with started("--target", target, "--draft-engine", "none") as server:
+        yield server
+
+
 def _launch(*words: str) -> tuple[int, dict[str, object], str]:
     code, output, errors = run("launch", "codex", *words, "--", "exec", "--json")
     return code, json.loads(output), errors
 
 
-def test_a_server_is_started_for_the_program_and_ends_with_it(reference: Reference):
-    code, told, errors = _launch("--model-name", "mine")
+def test_a_server_is_started_for_the_program_and_ends_with_it(reference: Reference, target: str):
+    code, told, errors = _launch("--model-name", "mine", "--target", target, "--draft", str(DEMO_DRAFT))
 
     assert (code, told["text"], told["model"]) == (3, _answer(reference), "mine")
     assert (told["arguments"], told["eos"]) == (["exec", "--json"], "close")
-    loading, kept, asks, *_ = errors.splitlines()
+    loading, kept, asks = errors.splitlines()
     assert (loading, asks) == ("Loading models ...", f"codex asks mine at {str(told['base'])[:-3]}.")
     assert kept.startswith("Keeps about ")
-    assert "knows no tools" in errors
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("words", [[], ["--server", "URL/v1", "--api-key", KEY]])
-def test_a_server_that_runs_is_used_and_goes_on(serving: Serving, reference: Reference, words: Sequence[str]):
-    code, told, errors = _launch(*(word.replace("URL", serving.url) for word in words))
+def test_a_server_that_runs_is_used_and_goes_on(tools_server: Serving, reference: Reference, words: Sequence[str]):
+    code, told, errors = _launch(*(word.replace("URL", tools_server.url) for word in words))
 
     assert (code, told["text"]) == (3, _answer(reference))
-    assert told["base"] == f"{serving.url}/v1"
+    assert told["base"] == f"{tools_server.url}/v1"
     assert KEY not in errors
-    assert serving.health() == "ok"
+    assert tools_server.health() == "ok"
+
+
+@pytest.mark.parametrize("words", [[], ["--pair", "demo"], ["--server", "URL", "--api-key", KEY]])
+def test_a_model_that_knows_no_tools_is_refused_before_the_program_starts(
+    words: Sequence[str], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    url = request.getfixturevalue("serving").url if "URL" in words else ""
+    monkeypatch.setenv(SERVERS_VARIABLE, str(tmp_path / "none"))
+    code, out, errors = run("launch", "codex", *(word.replace("URL", url) for word in words))
+
+    assert (code, out) == (2, "")
+    assert re.search(r"codex works by tools.* `launch-pipeline launch codex --pair qwen[\w.-]+`, ", errors)
+    assert re.search(r", whose [\d.]+ GiB (fits into|is too much for) this machine's [\d.]+ GiB", errors)
 
 
 @pytest.mark.thorough
-def test_ctrl_c_is_the_programs():
-    command = Command("launch", "codex", "--draft-engine", "none", "--", "exec", "wait")
+def test_ctrl_c_is_the_programs(target: str):
+    command = Command("launch", "codex", "--target", target, "--draft-engine", "none", "--", "exec", "wait")
     assert "base" in command.stdout.readline()
 
     os.killpg(command.process.pid, signal.SIGINT)
@@ -99,8 +126,8 @@ def test_ctrl_c_is_the_programs():
 
 
 @pytest.mark.thorough
-def test_the_server_ends_even_if_launch_is_killed():
-    command = Command("launch", "codex", "--draft-engine", "none", "--", "exec", "wait")
+def test_the_server_ends_even_if_launch_is_killed(target: str):
+    command = Command("launch", "codex", "--target", target, "--draft-engine", "none", "--", "exec", "wait")
     base = json.loads(command.stdout.readline())["base"]
 
     os.killpg(command.process.pid, signal.SIGKILL)

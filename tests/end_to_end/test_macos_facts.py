@@ -20,13 +20,30 @@ HIGHEST_USER = 2**32 - 2
 HIGHEST_PROCESS = 99_999 * 100
 
 
-def test_socket_paths_fit_for_the_longest_user_and_process_ids(monkeypatch: pytest.MonkeyPatch):
+KEPT = "/var/folders/zz/zyxvpxvq6csfxvn_n0000000000000/0/"
+"""As `getconf DARWIN_USER_DIR` has it."""
+
+
+@pytest.mark.parametrize(
+    ("system", "home", "place"),
+    [
+        ("linux", "/home/somebody", f"/tmp/launch-pipeline-{HIGHEST_USER}"),
+        ("darwin", "/Users/somebody", "/Users/somebody/Library/Application Support/launch-pipeline/sessions"),
+        ("darwin", "/Users/" + "long" * 5, f"{KEPT}launch-pipeline"),
+    ],
+)
+def test_sockets_have_short_paths_where_macos_removes_nothing(
+    system: str, home: str, place: str, monkeypatch: pytest.MonkeyPatch
+):
     made: list[str] = []
 
     def made_there(prefix: str, dir: Path) -> str:
         made.append(f"{dir}/{prefix}12345678")
         return made[-1]
 
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(os, "confstr", {65536: KEPT}.get)
     monkeypatch.setattr(os, "getuid", lambda: HIGHEST_USER)
     monkeypatch.setattr(os, "getpid", lambda: HIGHEST_PROCESS)
     monkeypatch.setattr(session.tempfile, "mkdtemp", made_there)
@@ -36,8 +53,7 @@ def test_socket_paths_fit_for_the_longest_user_and_process_ids(monkeypatch: pyte
     monkeypatch.setattr(session.segments, "sweep", lambda: [])
     opened = Session.create()
 
-    assert str(HIGHEST_USER) in made[0]
-    assert str(HIGHEST_PROCESS) in made[0]
+    assert made == [f"{place}/lp-{HIGHEST_PROCESS}-12345678"]
     for address in (opened.client_address, opened.worker_address):
         require_local(address)
         assert len(os.fsencode(address.removeprefix("ipc://"))) <= LONGEST_SOCKET_PATH

@@ -17,7 +17,7 @@ from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
-from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
+from orchestrator.cli.pipelines import first_models, print_notes, started, tokenizer_folder
 from orchestrator.cli.printing import cut_off, reading
 from orchestrator.cli.running_pipelines import RUNNING, held, running_pipeline
 from orchestrator.cli.sampling_options import sampling, sampling_options
@@ -173,6 +173,9 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
 
     notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     params = sampling(options)
+    if running is None:
+        settings, first = first_models(settings, asks=True)
+        notes = [*notes, first]
     lasting = running_pipeline(settings) if running is None else Client(running)
     with ExitStack() as stack:
         shown = stack.enter_context(screen(None if no_history else cache_folder() / "chat" / "history"))

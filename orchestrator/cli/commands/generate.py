@@ -18,7 +18,7 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli import printing
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
-from orchestrator.cli.pipelines import print_notes, started
+from orchestrator.cli.pipelines import first_models, print_notes, started
 from orchestrator.cli.running_pipelines import KEPT_MINUTES, minutes_to_keep, plain, running_pipeline
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.default_target import demo_note
@@ -93,6 +93,9 @@ def generate(
     params = sampling(options)
     silent = quiet or as_json
     ask = functools.partial(_ask, text=text, params=params, as_json=as_json, silent=silent, stats=stats, raw=raw)
+    if running is None:
+        settings, first = first_models(settings, asks=not silent)
+        notes.append("" if silent else first)
     lasting = running_pipeline(settings) if running is None else Client(running)
     if lasting is not None:
         print_notes(notes)

@@ -5,11 +5,8 @@ It also finds models that other programs have already put on this disk; it copie
 """
 
 import json
-import os
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.table import Table
@@ -18,7 +15,7 @@ from rich.text import Text
 from orchestrator.cli.pipeline_options import NamedChoice
 from orchestrator.cli.printing import print_whole
 from orchestrator.cli.sentences import say
-from orchestrator.machine.checkpoints import complete, gguf_files
+from orchestrator.machine.checkpoints import LocalModel, local_models
 from orchestrator.machine.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, neural_engine
 from orchestrator.machine.memory.budget import usable
@@ -27,6 +24,7 @@ from orchestrator.machine.pairs.recommended_pairs import (
     Model,
     Pair,
     beside,
+    first_pair,
     fits,
     kept_tokens,
     memory,
@@ -34,79 +32,6 @@ from orchestrator.machine.pairs.recommended_pairs import (
     published,
     tokenizers,
 )
-from protocol.contracts.model_folder import ModelFolder
-
-_MODEL_LAYER = "application/vnd.ollama.image.model"
-"""The layer of an Ollama manifest that is a GGUF file."""
-_LEAST_BYTES = 1 << 20
-"""Smaller files are vocabularies or pointers."""
-
-
-class LocalModel(NamedTuple):
-    """`target` is what --target and --draft take."""
-
-    origin: str
-    name: str
-    target: str
-    bytes: int
-
-
-def local_models() -> list[LocalModel]:
-    """All that are found, by program and name. Folders that can't be read are passed over."""
-    found = [*_hugging_face(), *_lm_studio(), *_ollama()]
-    return sorted(set(found))
-
-
-def _hugging_face() -> Iterator[LocalModel]:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    for repository in _folders(Path(HF_HUB_CACHE), "models--*--*"):
-        id = repository.name.removeprefix("models--").replace("--", "/", 1)
-        for snapshot in _folders(repository / "snapshots", "*"):
-            if complete(snapshot):
-                yield LocalModel("Hugging Face", id, id, ModelFolder(snapshot).size)
-            for file in _large(gguf_files(snapshot)):
-                yield LocalModel("Hugging Face", f"{id}:{file.name}", f"{id}:{file.name}", file.stat().st_size)
-
-
-def _lm_studio() -> Iterator[LocalModel]:
-    for root in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
-        for folder in _folders(root, "*/*"):
-            name = f"{folder.parent.name}/{folder.name}"
-            if complete(folder):
-                yield LocalModel("LM Studio", name, str(folder), ModelFolder(folder).size)
-            for file in _large(gguf_files(folder)):
-                yield LocalModel("LM Studio", f"{name}/{file.name}", str(file), file.stat().st_size)
-
-
-def _ollama() -> Iterator[LocalModel]:
-    root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
-    manifests = root / "manifests"
-    for manifest in sorted(file for file in manifests.glob("*/*/*/*") if file.is_file()):
-        _, owner, model, tag = manifest.relative_to(manifests).parts
-        name = f"{model}:{tag}" if owner == "library" else f"{owner}/{model}:{tag}"
-        for digest in _digests(manifest):
-            blob = root / "blobs" / digest.replace(":", "-")
-            for file in _large([blob]):
-                yield LocalModel("Ollama", name, str(file), file.stat().st_size)
-
-
-def _digests(manifest: Path) -> list[str]:
-    """Of the models in an Ollama manifest; none if it can't be read."""
-    try:
-        layers = json.loads(manifest.read_bytes())["layers"]
-        return [str(layer["digest"]) for layer in layers if layer["mediaType"] == _MODEL_LAYER]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _folders(parent: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in parent.glob(pattern) if path.is_dir())
-
-
-def _large(files: list[Path]) -> list[Path]:
-    return [file for file in files if file.is_file() and file.stat().st_size >= _LEAST_BYTES]
-
 
 _GIB = 1 << 30
 
@@ -149,7 +74,7 @@ def pairs_command(pair: str | None, as_json: bool) -> None:
     kind = ", as float32 on a processor" if on_processor else ""
     say(f"For this machine. Sizes are estimated{kind}.")
     print_whole(table)
-    default = f"Without --pair: {default_pair_state()}."
+    default = f"Without --pair: {first_pair() or default_pair_state()}."
     others = "All drafts of a target: `launch-pipeline pairs --pair NAME`."
     for words in (same, _too_big(rows) if fitting else "", others, default):
         say(words) if words else None

@@ -21,17 +21,29 @@ from orchestrator.cli.configured_models import ConfiguredModel, configured_model
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
-from orchestrator.cli.pipelines import ConversionBar, Notices, opened, print_notes, target_folder, tokenizer_folder
+from orchestrator.cli.pipelines import (
+    ConversionBar,
+    Notices,
+    first_models,
+    opened,
+    print_notes,
+    refuse_without_tools,
+    target_folder,
+    tokenizer_folder,
+)
 from orchestrator.cli.remote_workers import invited, listening_options
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.sentences import say
 from orchestrator.http.model_table import ModelEntry, ModelName
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings, fresh_key, loopback
+from orchestrator.machine.default_target import default_pair_state
 from orchestrator.machine.hardware import usable_bytes
 from orchestrator.machine.memory.budget import GIB
 from orchestrator.machine.servers import announced, http_address
-from orchestrator.runtime.memory_plan import PipelineMemory
+from orchestrator.runtime.memory_plan import PipelineMemory, require_room
+from orchestrator.text.answer_format import teaches_tools
+from orchestrator.text.chat_template import own_template
 from protocol.bounded_files import read_bounded
 from protocol.contracts.coreml import Progress
 from protocol.contracts.model_folder import ModelFolder
@@ -211,10 +223,10 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @address_option
 @listening_options
 @pipeline_options
-@click.option("--for-starter", is_flag=True, hidden=True)
+@click.option("--for-starter", hidden=True, help="What needs a model that knows tools; may be empty.")
 @facts(temperature=None)
 @stays_awake
-def serve(for_starter: bool, running: str | None, settings: PipelineSettings, **options: Any) -> None:
+def serve(for_starter: str | None, running: str | None, settings: PipelineSettings, **options: Any) -> None:
     """Serve the pipeline to programs that speak OpenAI's, Anthropic's or Ollama's API: editors, agents, chat pages.
 
     \b
@@ -222,12 +234,19 @@ def serve(for_starter: bool, running: str | None, settings: PipelineSettings, **
     launch-pipeline serve --address tcp://127.0.0.1:5570
     launch-pipeline serve --listen 0.0.0.0:5571 --draft-engine none
     """
-    if for_starter:
+    if for_starter is not None:
         follow_starter()
     models = configured_models(click.get_current_context(), _OF_ONE_MODEL)
     keep, memory = options.pop("keep"), options.pop("models_memory")
-    defaults = ({"reasoning_eos": "close"} if for_starter else {}) | server_defaults(options)
+    defaults = ({} if for_starter is None else {"reasoning_eos": "close"}) | server_defaults(options)
     notes = without_effect(settings, several=bool(models))
+    if running is None and not models:
+        settings, first = first_models(settings, asks=True)
+        notes.append(first)
+        if settings.memory_check != "off":
+            require_room(settings.target)
+        if for_starter and not _knows_tools(settings):
+            refuse_without_tools(for_starter, settings.target or default_pair_state().name)
     embedding, target = _embedding(options.pop("embedding_model"), keep), settings.target
     server, port, made = _server(options, target, defaults, embedding)
     if models:
@@ -260,6 +279,14 @@ def serve(for_starter: bool, running: str | None, settings: PipelineSettings, **
             invited(pipeline.owner, state, err=True)
 
         run(pipeline, folder, server, listener, made, say, lambda: pipeline.owner.invite(), when_ready)
+
+
+def _knows_tools(settings: PipelineSettings) -> bool:
+    """Whether the target does. The default target, which is not fetched to find out, does not."""
+    if settings.target is None or settings.target_engine == "none":
+        return settings.target_engine == "none"
+    template = own_template(str(target_folder(settings.target)))
+    return template is not None and teaches_tools(template)
 
 
 def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | None:

@@ -15,7 +15,7 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import pipeline_options, without_effect
-from orchestrator.cli.pipelines import print_notes, started
+from orchestrator.cli.pipelines import first_models, print_notes, started
 from orchestrator.cli.printing import print_whole
 from orchestrator.cli.remote_workers import invited, listening_options
 from orchestrator.cli.running_pipelines import keeps_running
@@ -139,6 +139,8 @@ def revoke(name: str, pid: int | None) -> None:
 def _keep_running(address: str, settings: PipelineSettings) -> None:
     _require_unused(address, settings.listen)
     notes = without_effect(settings)
+    settings, first = first_models(settings, asks=True)
+    notes.append(first)
     with started(settings, notes, quiet=False, address=address, at_once=True) as pipeline:
         # The address ends its line, so that it can be copied as it is.
         click.echo(f"Ready at {pipeline.address}")

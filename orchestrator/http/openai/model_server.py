@@ -25,6 +25,7 @@ from orchestrator.http.openai.prompts import Asked, Choice, Preparation, Prepare
 from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.work import OpenWork, Places
+from orchestrator.text.answer_format import teaches_tools
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_CONTEXT
@@ -49,6 +50,7 @@ class ModelServer:
         self.backend = backend
         self.codec = codec
         self.template = template
+        self.knows_tools = teaches_tools(template)
         self._settings = settings
         self.defaults = settings.sampling_defaults(template.folder)
         """For sampling fields that a request omits."""

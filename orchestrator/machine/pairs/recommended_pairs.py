@@ -1,16 +1,22 @@
 """Recommended pairs of a target and a draft, as pairs.toml lists them, and what they take of this machine's memory."""
 
+import os
+import re
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Annotated
+from itertools import groupby
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from orchestrator.core.options import Options
-from orchestrator.machine.checkpoints import cached
+from orchestrator.machine.checkpoints import LocalModel, cached, local_models
+from orchestrator.machine.default_target import VARIABLE
+from orchestrator.machine.hardware import computes_on_processor, memory_bytes
 from orchestrator.machine.memory import budget
 from orchestrator.machine.memory.kv_form import KvSizes, kv_form
 from orchestrator.machine.memory.kv_plan import kv_plan
@@ -102,6 +108,67 @@ def beside(target: Model) -> dict[str, Pair]:
 def draft_beside(target: str) -> str | None:
     """The Hugging Face id of the draft that a pair has beside the target with this id."""
     return next((pair.draft.id for pair in pairs().values() if pair.target.id == target), None)
+
+
+# For who names none ----------------------------------------------------------------------------------
+
+TALK = ("qwen2.5-3b", "qwen2.5-1.5b")
+"""The best first. They answer at once, without a thought before."""
+AGENTS = ("qwen3-14b", "qwen3-8b", "qwen3-4b", "qwen2.5-1.5b")
+"""The best first. Their chat templates know tools."""
+_PACKING = re.compile(r"(?:[-.](?:\d+bit|mxfp4|i?q\d\w*|gguf))+$")
+_OLLAMA_OMITS = re.compile(r"^meta|instruct|it$")
+
+
+class LocalPair(NamedTuple):
+    """A recommended pair on this disk. `target` and `draft` are what the options take."""
+
+    name: str
+    origin: str
+    target: str
+    draft: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, which {self.origin} has put on this disk"
+
+
+def modest(names: Sequence[str]) -> str | None:
+    """The first of these pairs that takes at most half of this machine's memory: on every machine models may use it."""
+    processor, room = computes_on_processor(), memory_bytes() // 2
+    return next((name for name in names if fits(published()[name], processor, room)), None)
+
+
+def first_pair() -> LocalPair | None:
+    """What is used in place of the default pair, which gains nothing on a Mac's GPU: of the recommended pairs on this
+    disk that take at most half of its memory, the one with the largest target.
+
+    None elsewhere, and where the environment says which default target is wanted.
+    """
+    if sys.platform != "darwin" or os.environ.get(VARIABLE):
+        return None
+    found: list[tuple[float, LocalPair]] = []
+    for origin, local in groupby(local_models(), lambda model: model.origin):
+        there = list(local)
+        for name, pair in pairs().items():
+            target, draft = (
+                next((one for one in there if _is(model, one)), None) for model in (pair.target, pair.draft)
+            )
+            if target and draft and budget.fits(target.bytes + draft.bytes, memory_bytes() // 2):
+                found.append((pair.target.parameters, LocalPair(name, origin, target.target, draft.target)))
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def _is(model: Model, local: LocalModel) -> bool:
+    """Whether this is the model, perhaps in another packing. No trained drafter is: none was tried."""
+    if model.kind is not None:
+        return False
+    name, given = (_plain(text.split("/")[-1]) for text in (model.id, local.name))
+    return given == name or (local.origin == "Ollama" and given == _OLLAMA_OMITS.sub("", name))
+
+
+def _plain(name: str) -> str:
+    name = name.lower().rsplit(":", 1)[-1] if name.lower().endswith(".gguf") else name.lower()
+    return re.sub(r"[-_:]", "", _PACKING.sub("", name))
 
 
 # Memory ----------------------------------------------------------------------------------------------

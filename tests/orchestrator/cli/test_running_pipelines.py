@@ -1,6 +1,9 @@
 """`generate` and `chat` ask a pipeline that keeps running instead of loading its models again."""
 
+import re
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,10 @@ from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.running_pipelines import held, keeps_running, minutes_to_keep, running_pipeline
 from orchestrator.runtime.session import Session, end_kept
+from protocol.errors import PipelineError
+from protocol.security.private_files import is_private
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+from tests.support.processes import shoot, until
 
 MODELS = PipelineSettings(target=str(DEMO_TARGET), draft=str(DEMO_DRAFT))
 
@@ -37,6 +43,36 @@ def test_one_that_lasts_is_found():
         assert running_pipeline(MODELS.changed(target=str(DEMO_DRAFT))) is None
         assert running_pipeline(MODELS.changed(strategy="sd")) is None
     assert running_pipeline(MODELS) is None
+
+
+@pytest.mark.parametrize("lost", [lambda folder: (folder / "lasting").unlink(), shutil.rmtree], ids=["file", "folder"])
+def test_one_whose_files_went_is_found_again(sessions: Path, lost: Callable[[Path], None]):
+    with Pipeline(settings=MODELS) as pipeline:
+        keeps_running(pipeline, MODELS)
+        # It has seen that it is offered.
+        time.sleep(2.5)
+        (folder,) = sessions.glob("lp-*")
+        lost(folder)
+
+        assert until(lambda: running_pipeline(MODELS), 30)
+        shoot(pipeline, "draft_worker")
+        until(lambda: "draft" in pipeline.state().down, 30)
+        until(lambda: not pipeline.state().down, 60)
+        assert is_private(folder.stat())
+    assert not list(sessions.glob("lp-*"))
+
+
+def test_one_whose_place_others_can_enter_by_now_ends_with_a_sentence(sessions: Path):
+    told: list[str] = []
+    with Pipeline(settings=MODELS, on_notice=lambda notice: told.append(notice.text)) as pipeline:
+        shutil.rmtree(sessions)
+        sessions.mkdir()
+        sessions.chmod(0o755)
+
+        with pytest.raises(PipelineError, match="ended unexpectedly"):
+            pipeline.wait()
+    (words,) = told
+    assert re.fullmatch(r"The pipeline's folder was removed, so it ends\. .* must be yours alone: .*", words)
 
 
 def test_one_that_is_left_ends(sessions: Path):

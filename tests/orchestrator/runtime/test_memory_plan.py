@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.cli.app import cli
 from orchestrator.core.options import Options
 from orchestrator.runtime import memory_plan
 from orchestrator.runtime.memory_plan import loaded_drafter, needed
@@ -137,6 +139,15 @@ def test_the_check_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
     assert _chosen(_pipeline(monkeypatch, 100, context=2048, memory_check="off")).context == 2048
     with pytest.raises(InputError, match="--memory-check off"):
         _pipeline(monkeypatch, 100)
+
+
+@pytest.mark.parametrize("command", ["generate hi", "serve --port 0"])
+@pytest.mark.usefixtures("home")
+def test_a_pair_that_does_not_fit_is_refused_before_it_is_downloaded(command: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory_plan, "memory_bytes", lambda: 8 << 30)
+    refused = CliRunner().invoke(cli, [*command.split(), "--pair", "qwen3-14b"]).exception
+
+    assert re.search(r"Qwen3-14B-4bit has weights of 7\.8 GiB, and a pipeline may use 6\.0 GiB of this", str(refused))
 
 
 def test_a_gguf_file_that_does_not_fit_is_refused_before_it_is_converted(

@@ -18,12 +18,12 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from orchestrator.cli.commands.launch.programs import PROGRAMS, AgentProgram, AskedServer, Invocation
+from orchestrator.cli.commands.launch.programs import NEED_TOOLS, PROGRAMS, AgentProgram, AskedServer, Invocation
 from orchestrator.cli.commands.launch.server import HttpServer, http_server
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.configuration import setting_name
 from orchestrator.cli.help import BriefCommand
-from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.pipelines import print_notes, refuse_without_tools
 from orchestrator.machine.servers import running_servers
 from orchestrator.runtime.session import temporary_folder
 from protocol.child_process import module_command
@@ -71,7 +71,7 @@ def _words(option: click.Option, value: Any) -> list[str]:
 
 _CLOSING_SECONDS = 15.0
 _SHOWN_LINES = 10
-_OWN = ("--for-starter", "--host", "127.0.0.1", "--port", "0")
+_OWN = ("--host", "127.0.0.1", "--port", "0", "--for-starter")
 _Handler = Callable[[int, FrameType | None], None]
 _KEYS = (signal.SIGINT, signal.SIGQUIT)
 """The terminal sends these to the program too, which decides what they mean."""
@@ -172,11 +172,13 @@ def launch(
     with ExitStack() as stack:
         found = _named(context, server, api_key) or _running(serve_words(context), model)
         try:
-            asked = found or stack.enter_context(_own_server(context))
+            asked = found or stack.enter_context(_own_server(context, program))
         except ServerEnded as ended:
             sys.exit(ended.code)
         facts = _facts(asked, model)
-        print_notes([f"{program} asks {facts.model} at {facts.address}.", _tools_note(chosen, facts)])
+        if program in NEED_TOOLS and not facts.knows_tools:
+            refuse_without_tools(program, facts.model)
+        print_notes([f"{program} asks {facts.model} at {facts.address}."])
         code = run_program(executable, chosen, facts, arguments)
     sys.exit(code)
 
@@ -226,15 +228,6 @@ def _facts(server: HttpServer, model: str | None) -> AskedServer:
     )
 
 
-def _tools_note(program: AgentProgram, server: AskedServer) -> str:
-    if server.knows_tools or not program.offers_tools:
-        return ""
-    return (
-        f"The chat template of {server.model} knows no tools, so the server describes those of {program.command} in "
-        "the system message: better choose a model that was trained on tools, see `launch-pipeline pairs`."
-    )
-
-
 class ServerEnded(Exception):
     """The server ended while it started, and has said why on standard error."""
 
@@ -244,7 +237,7 @@ class ServerEnded(Exception):
 
 
 @contextmanager
-def _own_server(context: click.Context) -> Iterator[HttpServer]:
+def _own_server(context: click.Context, program: str) -> Iterator[HttpServer]:
     """The context of `serve` with the options in `context`, in a process of its own, on a free port of loopback, with a
     key of its own. Raises ServerEnded if it does not get so far.
 
@@ -252,11 +245,12 @@ def _own_server(context: click.Context) -> Iterator[HttpServer]:
     """
     configuration = context.find_root().meta.get("configuration")
     given = ("--config", str(configuration)) if configuration else ()
+    needs = program if program in NEED_TOOLS else ""
     with temporary_folder() as folder:
         log = folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*module_command("orchestrator.cli.entry"), *given, "serve", *_OWN, *serve_words(context)],
+                [*module_command("orchestrator.cli.entry"), *given, "serve", *_OWN, needs, *serve_words(context)],
                 env={**os.environ, SERVERS_VARIABLE: str(folder)},
                 stdin=subprocess.PIPE,
                 stdout=output,

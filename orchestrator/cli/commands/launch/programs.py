@@ -50,8 +50,6 @@ class AgentProgram:
     """The command line that gets it."""
     settings: Callable[[AskedServer, Path], Invocation]
     """Pure: `Path` is the private folder, which need not exist."""
-    offers_tools: bool = True
-    """Whether it always sends tools, so that the model's chat template must know them."""
 
 
 _NAME = "launch-pipeline"
@@ -180,6 +178,8 @@ PROGRAMS = {
     "claude": AgentProgram(command="claude", install="npm install -g @anthropic-ai/claude-code", settings=_claude),
     "opencode": AgentProgram(command="opencode", install="npm install -g opencode-ai", settings=_opencode),
     "qwen": AgentProgram(command="qwen", install="npm install -g @qwen-code/qwen-code", settings=_qwen),
-    "aider": AgentProgram(command="aider", install="pipx install aider-chat", settings=_aider, offers_tools=False),
+    "aider": AgentProgram(command="aider", install="pipx install aider-chat", settings=_aider),
     "continue": AgentProgram(command="cn", install="npm install -g @continuedev/cli", settings=_continue),
 }
+NEED_TOOLS = PROGRAMS.keys() - {"aider"}
+"""Those that always send tools, so that the model's chat template must know them."""

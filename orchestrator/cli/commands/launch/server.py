@@ -16,7 +16,6 @@ _LOADING_SECONDS = 600.0
 _NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff{}$]{1,256}")
 """A model's name that stays one in every program's settings: opencode reads a file for `{file:PATH}`, for instance, and
 would send its content to the server."""
-_TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
 
 
 def http_server(url: str, key: str | None) -> "HttpServer":
@@ -77,17 +76,17 @@ class HttpServer(NamedTuple):
         return found if isinstance(found, int) else None
 
     def knows_tools(self, model: str) -> bool:
-        """Whether the model's chat template knows tools, as the count of the tokens of a request with one says.
+        """Whether the model's chat template knows tools; so it is for a server that does not say.
 
         A server with several models loads this one for it. Raises PipelineError if it can't.
         """
-        question = {"model": model, "messages": [{"role": "user", "content": "Look."}], "tools": [_TOOL]}
+        question = {"model": model, "messages": [{"role": "user", "content": "Look."}]}
         answer = self._ask("/v1/messages/count_tokens", content=question, patience=_LOADING_SECONDS)
         if answer.status == 503:
             error = self._field(answer, "error")
             reason = error["message"] if isinstance(error, dict) and "message" in error else "It does not say why."
             raise PipelineError(f"The server at {self.address} can't serve {model}. {reason}")
-        return answer.status != 400 and "knows no tools" not in str(self._field(answer, "warnings"))
+        return self._field(self._ask(f"/v1/models/{quote(model)}"), "knows_tools") is not False
 
     def _field(self, answer: Answer, name: str) -> Any:
         return answer.body.get(name) if isinstance(answer.body, dict) else None
