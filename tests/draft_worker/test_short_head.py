@@ -89,6 +89,21 @@ def test_sequences_in_one_forward_guess_tokens_of_their_own_context_alone(name: 
         assert set(sequence.columns.tokens) == {*prompt, *NODES} - set(TOKENS.tolist())
 
 
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_step_that_widens_the_head_waits_for_the_device_as_often_as_one_that_does_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    sequence = MlxEngine(LanguageModel(network(tie_word_embeddings=True)), "", TOKENS).open(SAMPLINGS[name], VOCABULARY)
+    sequence.prefill(PROMPT)
+    wait, waits = mx.eval, list[object]()
+    monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(arrays), wait(*arrays)))
+    sequence.evaluate(batch(SAMPLINGS[name]))
+    once = len(waits)
+    sequence.evaluate(batch(SAMPLINGS[name]))
+
+    assert len(waits) == 2 * once
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("target", [VOCABULARY - 1, VOCABULARY, VOCABULARY + 61])
