@@ -21,7 +21,7 @@ from protocol.child_process import claim_output
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
-from protocol.inference.stored_model import load_network, ready_for_processor
+from protocol.inference.stored_model import stock_network
 from protocol.messages.worker import Paced
 from protocol.worker.pacing import DevicePace, PacedPart, Pacer
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
@@ -91,7 +91,7 @@ _PREFILL_CHUNK = 512
 
 
 class Networks(NamedTuple):
-    """The models, in the precision that our workers use."""
+    """Stock networks, in the precision that our workers use."""
 
     target: Any
     """None if recorded texts stand in for it."""
@@ -118,12 +118,12 @@ def main() -> int:
     paces = None
     if setup.target_pace is not None and setup.draft_pace is not None:
         paces = setup.target_pace, setup.draft_pace
-    draft = _loaded(setup.draft) if setup.draft else None
+    draft = stock_network(Path(setup.draft)) if setup.draft else None
     if setup.texts:
         texts = RecordedTexts.read(Path(setup.texts), ModelFolder(Path(setup.target)).fingerprint)
         networks = Networks(None, draft, paces, texts)
     else:
-        networks = Networks(_loaded(setup.target), draft, paces)
+        networks = Networks(stock_network(Path(setup.target)), draft, paces)
     report(JobResult())
     for line in sys.stdin.buffer:
         report(decode(networks, msgspec.json.decode(line, type=Job)))
@@ -205,14 +205,6 @@ def _prefilled(network: Any, tokens: Sequence[int]) -> list[Any]:
         network(mx.array([tokens[begin : begin + _PREFILL_CHUNK]]), cache=cache)
         mx.eval([layer.state for layer in cache])
     return cache
-
-
-def _loaded(folder: str) -> Any:
-    """A stock mlx-lm model, cast as our workers cast theirs: float32 on a processor."""
-    network, _ = load_network(Path(folder))
-    ready_for_processor(network)
-    mx.eval(network.parameters())
-    return network
 
 
 if __name__ == "__main__":
