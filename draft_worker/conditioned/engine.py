@@ -55,8 +55,8 @@ class ConditionedEngine(ColumnsEngine):
         runner, tokens = load_runner(folder, target), target or folder
         return cls(setup.engine, folder, runner, vocabulary_fingerprint(tokens), tokens)
 
-    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
-        return self._runner.costs(loading)
+    def measured(self, loading: float, identity: str) -> tuple[tuple[int, float], ...]:
+        return self._runner.costs(loading, identity)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         return self.around(self.rows(), sampling, vocabulary)

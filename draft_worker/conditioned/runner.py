@@ -140,9 +140,9 @@ class ConditionedRunner:
         """(L, head), finite, from what rows left."""
         return bounded(self._drafter.logits(outputs))
 
-    def costs(self, loading: float) -> tuple[tuple[int, float], ...]:
-        """`Engine.costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
-        return costs_at_load(self._model, loading).by_width
+    def costs(self, loading: float, identity: str) -> tuple[tuple[int, float], ...]:
+        """As `Engine.measured`."""
+        return costs_at_load(self._model, loading, identity).by_width
 
     def _second_inputs(self, inputs: Sequence[Input]) -> mx.array:
         """(L, width). All features are fused in one product."""

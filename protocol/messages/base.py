@@ -46,6 +46,8 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
 ForwardWidth: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NODES + 1)]
 """Tokens of one forward, root included."""
 ForwardSeconds: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e4)]
+Costs: TypeAlias = Annotated[tuple[tuple[ForwardWidth, ForwardSeconds], ...], Meta(max_length=MAX_COSTS)]
+ContextCosts: TypeAlias = Annotated[tuple[tuple[ForwardWidth, Seconds], ...], Meta(max_length=MAX_COSTS)]
 WireRequest: TypeAlias = Annotated[RequestId, Meta(ge=0, lt=1 << 53)]
 WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
 Nodes: TypeAlias = Annotated[tuple[WireNode, ...], Meta(max_length=MAX_NODES)]

@@ -7,14 +7,13 @@ from msgspec import Meta
 
 from protocol.messages.base import (
     MAX_CONTEXT,
-    MAX_COSTS,
     MAX_EOS_TOKENS,
     MAX_NODES,
     MAX_STEPS,
     MAX_TREES,
+    ContextCosts,
+    Costs,
     Count,
-    ForwardSeconds,
-    ForwardWidth,
     Level,
     Message,
     MessagePart,
@@ -78,11 +77,11 @@ class Hello(Message, frozen=True):
     """From a target or prefill worker whose KV can be adopted."""
     model_fingerprint: PlainText = ""
     """Of the weights that this KV is computed with; empty without `kv`."""
-    costs: Annotated[tuple[tuple[ForwardWidth, ForwardSeconds], ...], Meta(max_length=MAX_COSTS)] = ()
+    costs: Costs = ()
     """Seconds of a forward by its tokens, by rising tokens, as measured while loading; empty if nothing was measured.
 
     Of a target: forwards over token trees. Of a draft: growth steps."""
-    context_costs: Annotated[tuple[tuple[ForwardWidth, Seconds], ...], Meta(max_length=MAX_COSTS)] = ()
+    context_costs: ContextCosts = ()
     """Of a target: seconds that 1,000 tokens of context add to a forward, by rising tokens; empty if that was not
     measured."""
     level: Level = "tree"

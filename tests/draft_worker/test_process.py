@@ -64,7 +64,11 @@ def test_a_draft_with_weights_wires_its_share_and_measures_its_forwards_unless_p
     wired: list[tuple[float, object]] = []
     asked: list[bool] = []
     monkeypatch.setattr(device, "wire", lambda share, reserve: wired.append((share, reserve)))
-    monkeypatch.setattr(MlxEngine, "measured", lambda self, loading: asked.append(loading > 0) or ((1, 0.5),))
+    monkeypatch.setattr(
+        MlxEngine,
+        "measured",
+        lambda self, loading, identity: asked.append(loading > 0 and len(identity) == 68) or ((1, 0.5),),
+    )
     model = str(DEMO_DRAFT) if engine == "mlx" else ""
     setup = WorkerSetup(address="", epoch=1, incarnation=1, engine=engine, model=model, gpu_share=0.25, pace=pace)
 

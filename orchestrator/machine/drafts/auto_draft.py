@@ -6,7 +6,7 @@ from typing import Self
 import msgspec
 
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
-from orchestrator.machine.hardware import chip, system_build
+from orchestrator.machine.hardware import chip
 from orchestrator.machine.neural_engine import EXAMINER, PREDICTS
 from protocol.contracts.coreml import (
     EngineChoice,
@@ -20,6 +20,7 @@ from protocol.contracts.coreml import (
 )
 from protocol.contracts.model_folder import ModelFolder
 from protocol.shown_names import model_name
+from protocol.system import system_build
 
 
 class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
