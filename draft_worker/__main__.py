@@ -46,9 +46,9 @@ def open_engine(setup: WorkerSetup) -> Engine:
 
         wire(setup.gpu_share, BESIDE_TARGET)
         if setup.pace is None:
-            # A trained drafter reads its target's embedding and head.
-            folders = filter(None, (setup.model, setup.target if runs == "drafter" else ""))
-            prints = (ModelFolder(Path(folder)).fingerprint for folder in folders)
+            # A trained drafter has its target's embedding and head.
+            folders = (setup.model, setup.target) if runs == "drafter" else (setup.model,)
+            prints = [ModelFolder(Path(folder)).fingerprint for folder in folders if folder]
             engine.costs = engine.measured(time.perf_counter() - began, " ".join((setup.engine, *prints)))
     return engine
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,7 +36,7 @@ def cache_folder() -> Path:
     return _by_convention("XDG_CACHE_HOME", ".cache")
 
 
-def record_file(folder: str, key: msgspec.Struct) -> Path:
+def record_file(folder: str, key: Any) -> Path:
     """The file with what is known of `key`, in a folder of the cache. Of another key it is another file."""
     return cache_folder() / folder / f"{hashlib.sha256(msgspec.json.encode(key)).hexdigest()}.json"
 

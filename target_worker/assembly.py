@@ -67,7 +67,9 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
     # are those of other machines too.
     whole = setup.hosts is None
     identity = fingerprint if whole else ""
+    loaded = time.perf_counter()
     costs = ForwardCosts() if setup.pace else costs_at_load(model, loading, identity, contexts=whole)
+    start = ("weights", loading), ("warm-up and costs", time.perf_counter() - loaded)
     exchange, rings = _exchange(setup, model, fingerprint), _rings(setup, model.tap, model.record)
     disk = _disk(setup, model, fingerprint)
     hello = Hello(
@@ -86,6 +88,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         context_costs=costs.by_context,
         level=model.level,
         taps=rings and rings.taps,
+        start=start,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
     engine = TargetEngine(model, chunk, exchange)

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Cost = tuple[int, float]
 """Tokens and seconds of a forward."""
-_FOLDER = "forward-costs"
+_FOLDER, _PACKAGES = "forward-costs", ("mlx", "mlx-lm", "launch-pipeline")
 _CHANGED = 1.25
 """Times that a forward differs from what was stored because of something else than noise."""
 _AWAKE = 1.0
@@ -73,22 +73,11 @@ class ForwardCosts(NamedTuple):
     """By width, the seconds that 1,000 tokens of context add."""
 
 
-class CostsKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What costs hold for. After a change of any of it they are measured again."""
-
-    model: str
-    level: Level
-    device: str
-    system: str
-    """The build of the operating system."""
-    packages: tuple[str | None, ...]
-    """Versions."""
-
-
 class StoredCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a file."""
 
-    key: CostsKey
+    key: tuple[str, ...]
+    """What they hold for: what is computed, at which level; the device, the system's build, versions of packages."""
     asleep: float
     """`seconds_asleep` when they were measured."""
     costs: ForwardCosts
@@ -115,31 +104,25 @@ def costs_at_load(model: _Model, loading: float, identity: str = "", *, contexts
             if contexts and not costs.by_context:
                 costs = costs._replace(by_context=measured_context_costs(model, costs.by_width, clock, budget / 2))
             if identity and costs.by_width and costs != known:
-                _store(StoredCosts(key, seconds_asleep(), costs))
+                with suppress(OSError):
+                    keep(record_file(_FOLDER, key), StoredCosts(key, seconds_asleep(), costs))
             return costs
     except RuntimeError as error:
         log.warning("the costs of forwards are not measured: %s", error)
         return ForwardCosts()
 
 
-def _key(model: _Model, identity: str) -> CostsKey:
-    packages = tuple(map(installed_version, ("mlx", "mlx-lm", "launch-pipeline")))
-    return CostsKey(identity, model.level, str(mx.device_info().get("device_name")), system_build(), packages)
+def _key(model: _Model, identity: str) -> tuple[str, ...]:
+    device, packages = mx.device_info().get("device_name"), map(installed_version, _PACKAGES)
+    return identity, model.level, str(device), system_build(), *map(str, packages)
 
 
-def _stored(key: CostsKey) -> StoredCosts | None:
+def _stored(key: tuple[str, ...]) -> StoredCosts | None:
     """None without a file for this key that is whole."""
     found = kept(record_file(_FOLDER, key), StoredCosts)
     if found is None or found.key != key or not found.costs.by_width:
         return None
     return found if all(sorted(dict(costs).items()) == list(costs) for costs in found.costs) else None
-
-
-def _store(costs: StoredCosts) -> None:
-    try:
-        keep(record_file(_FOLDER, costs.key), costs)
-    except OSError as error:
-        log.warning("the costs of forwards are not stored: %s", error)
 
 
 def _hold(stored: StoredCosts, model: _Model, clock: Callable[[], float]) -> bool:

@@ -5,12 +5,14 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 24
+VERSION = 25
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
 MAX_COSTS = 64
 """Most measured widths of one Hello."""
+MAX_STARTED = 8
+"""Most parts of a start."""
 MAX_NODES = 1024
 """Most tree nodes one message may carry."""
 MAX_STEPS = 256
@@ -73,6 +75,8 @@ Level: TypeAlias = Literal["tree", "chain", "plain"]
 """What one forward of a model evaluates: any token tree; one path of several tokens; one token."""
 ArenaName: TypeAlias = Annotated[str, Meta(max_length=23, pattern=r"\Alp-[0-9a-f]{20}\Z")]
 """A name that `segments.create_segment` gives. No other name from the wire is ever opened."""
+StartUp: TypeAlias = Annotated[tuple[tuple[PlainText, Seconds], ...], Meta(max_length=MAX_STARTED)]
+"""Seconds of what was done at a start, by name."""
 Role = Literal["draft", "target", "prefill"]
 Verification = Literal["coupled", "rejection"]
 

@@ -25,6 +25,7 @@ from protocol.messages.base import (
     Role,
     Round,
     Seconds,
+    StartUp,
     Token,
     TreeTokens,
     Vocabulary,
@@ -92,6 +93,8 @@ class Hello(Message, frozen=True):
     """Of a draft: the features of the target that it reads; None if it reads tokens alone."""
     block: Annotated[int, Meta(ge=1, le=MAX_STEPS)] = 1
     """Of a draft: tokens behind one another that a forward guesses, and so the growth steps that it serves."""
+    start: StartUp = ()
+    """Of a target: parts of the time until this message."""
 
     def __post_init__(self) -> None:
         measured = *pairwise(self.costs), *pairwise(self.context_costs)

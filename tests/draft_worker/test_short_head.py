@@ -1,6 +1,7 @@
 """Laws of a head over some tokens of the vocabulary: its candidates are those of a whole head without the others."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -95,13 +96,10 @@ def test_a_step_that_widens_the_head_waits_for_the_device_as_often_as_one_that_d
 ):
     sequence = MlxEngine(LanguageModel(network(tie_word_embeddings=True)), "", TOKENS).open(SAMPLINGS[name], VOCABULARY)
     sequence.prefill(PROMPT)
-    wait, waits = mx.eval, list[object]()
-    monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(arrays), wait(*arrays)))
-    sequence.evaluate(batch(SAMPLINGS[name]))
-    once = len(waits)
-    sequence.evaluate(batch(SAMPLINGS[name]))
+    monkeypatch.setattr(mx, "eval", wait := Mock(wraps=mx.eval))
+    once, twice = (wait.call_count for _ in range(2) if sequence.evaluate(batch(SAMPLINGS[name])))
 
-    assert len(waits) == 2 * once
+    assert twice == 2 * once
 
 
 @pytest.mark.parametrize("tied", [True, False])

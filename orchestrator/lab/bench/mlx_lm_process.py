@@ -15,6 +15,7 @@ import msgspec
 from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step, wired_limit
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
+from mlx_lm.utils import load_tokenizer
 
 from orchestrator.lab.bench.mlx_lm import Job, JobResult, Setup
 from protocol.child_process import claim_output
@@ -118,13 +119,17 @@ def main() -> int:
     paces = None
     if setup.target_pace is not None and setup.draft_pace is not None:
         paces = setup.target_pace, setup.draft_pace
+    began = time.perf_counter()
     draft = stock_network(Path(setup.draft)) if setup.draft else None
     if setup.texts:
         texts = RecordedTexts.read(Path(setup.texts), ModelFolder(Path(setup.target)).fingerprint)
         networks = Networks(None, draft, paces, texts)
     else:
         networks = Networks(stock_network(Path(setup.target)), draft, paces)
-    report(JobResult())
+    loaded = time.perf_counter()
+    if setup.tokenizer:
+        load_tokenizer(Path(setup.target), {"trust_remote_code": False})
+    report({"weights": loaded - began, "tokenizer": time.perf_counter() - loaded})
     for line in sys.stdin.buffer:
         report(decode(networks, msgspec.json.decode(line, type=Job)))
     return 0
