@@ -126,7 +126,7 @@ def _stored(key: tuple[str, ...]) -> StoredCosts | None:
 
 
 def _hold(stored: StoredCosts, model: _Model, clock: Callable[[], float]) -> bool:
-    """Warm the narrowest width and another one, each time another, and compare them with what was stored.
+    """Warm the narrowest width and another one, drawn at random, and compare them with what was stored.
 
     Other work on the device only adds time. So a forward that is quicker proves that the stored one was disturbed, and
     slower ones prove nothing, unless the machine has slept since.
