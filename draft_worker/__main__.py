@@ -10,6 +10,7 @@ from draft_worker.engine_interface import Engine
 from draft_worker.features import attached_ring
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.model_report import recorded
 from protocol.inference.light_import import import_models
 from protocol.worker.failed_calls import SurvivingWorker
@@ -45,7 +46,10 @@ def open_engine(setup: WorkerSetup) -> Engine:
 
         wire(setup.gpu_share, BESIDE_TARGET)
         if setup.pace is None:
-            engine.costs = engine.measured(time.perf_counter() - began)
+            # A trained drafter has its target's embedding and head.
+            folders = (setup.model, setup.target) if runs == "drafter" else (setup.model,)
+            prints = [ModelFolder(Path(folder)).fingerprint for folder in folders if folder]
+            engine.costs = engine.measured(time.perf_counter() - began, " ".join((setup.engine, *prints)))
     return engine
 
 

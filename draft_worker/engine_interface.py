@@ -173,8 +173,9 @@ class Engine(ABC):
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
         """A new, empty sequence for a request that a target of `vocabulary` tokens samples by `sampling`."""
 
-    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
-        """`costs` of an engine that took `loading` seconds to load, where that is worth its time."""
+    def measured(self, loading: float, identity: str) -> tuple[tuple[int, float], ...]:
+        """`costs` of an engine that took `loading` seconds to load, where that is worth its time. `identity`: as
+        `costs_at_load` takes it."""
         return ()
 
     def processors(self, start: Start) -> "LogitsProcessors | None":

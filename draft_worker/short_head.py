@@ -59,7 +59,6 @@ def keep_rows(module: nn.Module, tokens: HeadTokens) -> None:
     chosen = mx.array(tokens)
     # Every parameter of such a layer has a row a token.
     module.update({name: values[chosen] for name, values in module.parameters().items()})
-    mx.eval(module.parameters())
 
 
 class ShortHead(nn.Module):
@@ -72,6 +71,8 @@ class ShortHead(nn.Module):
         super().__init__()
         rows: Any = copy.copy(head)
         keep_rows(rows, tokens)
+        # Not in `keep_rows`: a growth step widens the head, and waits for its candidates alone.
+        mx.eval(rows.parameters())
         keep_narrow(rows)
         self._rows = rows.as_linear if tied else rows
         self._embedding = head if tied else None

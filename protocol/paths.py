@@ -1,8 +1,12 @@
 """The folders, files and variables of this program: cache, keys, configuration."""
 
+import hashlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 SHARED_MEMORY = Path("/dev") / "shm"
 """Where Linux shows shared memory as files; macOS shows it nowhere."""
@@ -37,6 +41,11 @@ def cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "launch-pipeline"
     return _by_convention("XDG_CACHE_HOME", ".cache")
+
+
+def record_file(folder: str, key: Any) -> Path:
+    """The file with what is known of `key`, in a folder of the cache. Of another key it is another file."""
+    return cache_folder() / folder / f"{hashlib.sha256(msgspec.json.encode(key)).hexdigest()}.json"
 
 
 def keys_folder() -> Path:

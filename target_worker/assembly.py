@@ -62,11 +62,16 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         share = setup.gpu_share / (setup.hosts.ranks if setup.hosts.local else 1)
         model = load_leading_model(folder, setup.hosts, share, setup.kv_bits)
     wire(share, TARGET)
-    # Only this process could make up a context, so the other ranks of a divided target would have none.
-    loading, contexts = time.perf_counter() - began, setup.hosts is None
-    costs = ForwardCosts() if setup.pace else costs_at_load(model, loading, contexts=contexts)
-    exchange, rings = _exchange(setup, model), _rings(setup, model.tap, model.record)
-    disk = _disk(setup, model)
+    loading, fingerprint = time.perf_counter() - began, kv_fingerprint(folder, setup.kv_bits)
+    # Only this process could make up a context, so the other ranks of a divided target would have none; and its costs
+    # are those of other machines too.
+    whole = setup.hosts is None
+    identity = fingerprint if whole else ""
+    loaded = time.perf_counter()
+    costs = ForwardCosts() if setup.pace else costs_at_load(model, loading, identity, contexts=whole)
+    start = ("weights", loading), ("warm-up and costs", time.perf_counter() - loaded)
+    exchange, rings = _exchange(setup, model, fingerprint), _rings(setup, model.tap, model.record)
+    disk = _disk(setup, model, fingerprint)
     hello = Hello(
         role="target",
         engine="mlx",
@@ -78,7 +83,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         device=device(),
         pid=os.getpid(),
         kv=exchange and exchange.form,
-        model_fingerprint=kv_fingerprint(folder, setup.kv_bits),
+        model_fingerprint=fingerprint,
         costs=costs.by_width,
         context_costs=costs.by_context,
         level=model.level,
@@ -87,6 +92,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         joint_deviation=model.joint_deviation,
         batch_dependent=model.batch_dependent,
         taps=rings and rings.taps,
+        start=start,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
     engine = TargetEngine(model, chunk, exchange)
@@ -114,22 +120,20 @@ def _replaying(setup: WorkerSetup) -> TargetWorker:
     return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace))
 
 
-def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
+def _exchange(setup: WorkerSetup, model: LanguageModel, fingerprint: str) -> KvExchange | None:
     if setup.owner is None or model.layout is None or setup.hosts is not None:
         # Each rank of a divided model holds a slice of the KV, and an arena needs all of it.
         return None
-    fingerprint = kv_fingerprint(Path(setup.model), setup.kv_bits)
     limit = setup.arena_memory << 20 if setup.arena_memory else None
     made = KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner, limit=limit)
     made.touches_ahead = True
     return made
 
 
-def _disk(setup: WorkerSetup, model: LanguageModel) -> DiskCache | None:
+def _disk(setup: WorkerSetup, model: LanguageModel, fingerprint: str) -> DiskCache | None:
     if not setup.disk_cache or setup.hosts is not None:
         return None
-    fingerprint, shape = kv_fingerprint(Path(setup.model), setup.kv_bits), CacheShape.of(model.sequence())
-    waiting = setup.arena_memory << 20
+    shape, waiting = CacheShape.of(model.sequence()), setup.arena_memory << 20
     disk = DiskCache(fingerprint, device(), setup.model, shape, setup.disk_cache, waiting)
     atexit.register(disk.close)
     return disk

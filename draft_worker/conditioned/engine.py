@@ -15,6 +15,7 @@ from draft_worker.conditioned.committed_rows import CommittedRows
 from draft_worker.conditioned.runner import ConditionedRunner, Input, Wave
 from draft_worker.engine_interface import Batch, EngineSequence, RowTree, TokenRow
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
@@ -55,8 +56,8 @@ class ConditionedEngine(ColumnsEngine):
         runner, tokens = load_runner(folder, target), target or folder
         return cls(setup.engine, folder, runner, vocabulary_fingerprint(tokens), tokens)
 
-    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
-        return self._runner.costs(loading)
+    def measured(self, loading: float, identity: str) -> tuple[tuple[int, float], ...]:
+        return costs_at_load(self._runner.model, loading, identity).by_width
 
     def open(self, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         return self.around(self.rows(), sampling, vocabulary)

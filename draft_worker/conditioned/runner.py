@@ -10,7 +10,6 @@ import numpy as np
 
 from draft_worker.short_head import HeadTokens, ShortHead
 from protocol.errors import InputError
-from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
@@ -115,34 +114,30 @@ class ConditionedRunner:
         self.short_head = short_head
         config = {"model_type": architecture, "max_position_embeddings": context}
         self._network = ConditionedNetwork(network, width, config)
-        self._model = LanguageModel(self._network, folder, config)
-        if self._model.level != "tree":
+        self.model = LanguageModel(self._network, folder, config)
+        if self.model.level != "tree":
             raise InputError(
-                f"The drafter in {folder} can't evaluate token trees ({self._model.level_reason}): choose another one."
+                f"The drafter in {folder} can't evaluate token trees ({self.model.level_reason}): choose another one."
             )
-        self.joint = self._model.joins
+        self.joint = self.model.joins
         self._drafter = network
 
     def open(self) -> TreeSequence:
         """The rows of a new, empty sequence."""
-        rows = self._model.sequence()
+        rows = self.model.sequence()
         assert isinstance(rows, TreeSequence)
         return rows
 
     def forward(self, waves: Sequence[Wave]) -> list[mx.array]:
         """(L, width), what the rows of each wave leave, finite: for `logits`, and as an input of later rows."""
         self._network.read(self._second_inputs([each for wave in waves for each in wave.inputs]))
-        outputs = self._model.evaluate_together([wave.part for wave in waves])
+        outputs = self.model.evaluate_together([wave.part for wave in waves])
         self._network.read(None)
         return outputs
 
     def logits(self, outputs: mx.array) -> mx.array:
         """(L, head), finite, from what rows left."""
         return bounded(self._drafter.logits(outputs))
-
-    def costs(self, loading: float) -> tuple[tuple[int, float], ...]:
-        """`Engine.costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
-        return costs_at_load(self._model, loading).by_width
 
     def _second_inputs(self, inputs: Sequence[Input]) -> mx.array:
         """(L, width). All features are fused in one product."""

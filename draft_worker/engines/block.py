@@ -306,7 +306,7 @@ class BlockSequence(EngineSequence):
             node.state, latent = head.step(state, tokens[row], states[row])
             node.above = None
             latents.append(latent)
-        mx.eval([node.state for node in nodes])
+        mx.async_eval([node.state for node in nodes])
         return mx.stack(latents)
 
 

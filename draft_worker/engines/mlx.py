@@ -53,8 +53,8 @@ class MlxEngine(ColumnsEngine):
         model = LanguageModel.load(folder)
         return cls(model, vocabulary_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
 
-    def measured(self, loading: float) -> tuple[tuple[int, float], ...]:
-        return costs_at_load(self._network, loading).by_width
+    def measured(self, loading: float, identity: str) -> tuple[tuple[int, float], ...]:
+        return costs_at_load(self._network, loading, identity).by_width
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         rows = self._network.sequence()

@@ -1,7 +1,6 @@
 """The hardware of this machine, and the environment that a worker needs for it. A child imports MLX, not this file."""
 
 import functools
-import importlib.metadata
 import math
 import os
 import shutil
@@ -19,6 +18,7 @@ from orchestrator.machine.memory.budget import usable
 from protocol.contracts.coreml import RuntimeName
 from protocol.messages.base import Role
 from protocol.paths import NARROW_VARIABLE, UNPACKED_VARIABLE
+from protocol.system import installed_version
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -184,22 +184,6 @@ def chip() -> str:
 def neural_engine() -> RuntimeName | None:
     """The runtime that reaches this machine's Neural Engine; None where there is none."""
     return "coreml" if sys.platform == "darwin" and os.uname().machine == "arm64" else None
-
-
-def system_build() -> str:
-    """Operating system and build."""
-    if sys.platform == "darwin":
-        out = subprocess.run(["/usr/bin/sw_vers", "-buildVersion"], capture_output=True, text=True)
-        return f"macOS {out.stdout.strip()}"
-    return f"{os.uname().sysname} {os.uname().release}"
-
-
-def installed_version(package: str) -> str | None:
-    """The version of an installed distribution, or None; does not import it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _processors() -> Iterator[float]:

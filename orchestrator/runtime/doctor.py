@@ -29,6 +29,7 @@ from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
 from protocol.messages.base import Role
 from protocol.paths import segments_folder, sessions_folder
+from protocol.system import system_build
 
 _SW_VERS = "/usr/bin/sw_vers"
 
@@ -271,7 +272,7 @@ def neural_engine(system: str = sys.platform) -> list[Check]:
         if _is_checkout(_CHECKOUT):
             again = "brew install python@3.13, then start bin/launch-pipeline again: it makes .venv again"
         return [Check("Neural Engine", "warn", f"{text} can run there", again)]
-    this = machine_facts.system_build(), machine_facts.chip()
+    this = system_build(), machine_facts.chip()
     here = [each for each in all_recorded() if (each.place.system, each.place.chip) == this]
     text = "--draft-engine auto tries a draft there; launch-pipeline doctor --neural-engine examines one"
     return [Check("Neural Engine", "ok", text), *map(verdict, here)]

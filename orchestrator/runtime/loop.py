@@ -48,7 +48,7 @@ from orchestrator.runtime.workers.pool import (
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
-from protocol.messages.base import Role
+from protocol.messages.base import MAX_STARTED, Role
 from protocol.messages.client import PipelineState
 from protocol.messages.worker import CacheOff, Hello, KvCut, Lowered, Stop, ToWorker, Unfit
 from protocol.speculation.successors import stored_successors
@@ -70,7 +70,9 @@ class Orchestrator:
         self._setup = setup
         self._session = Session(Path(setup.session))
         self._epoch = int.from_bytes(os.urandom(4)) + 1
+        began = time.monotonic()
         self._codec = TextCodec(Path(setup.target))
+        self._tokenizer_seconds = time.monotonic() - began
         known = stored_successors(Path(setup.draft)) if setup.draft else None
         self._machine = Machine(setup.options, setup.pace.name if setup.pace else "", known)
         self._journal = Journal(setup.record) if setup.record else None
@@ -304,6 +306,7 @@ class Orchestrator:
             level=target.level if target else "tree",
             kv_warnings=self._machine.kv_warnings + self._cache_warnings,
             sampling=self._setup.sampling,
+            start=(("tokenizer", self._tokenizer_seconds), *(target.start if target else ()))[:MAX_STARTED],
         )
 
     def _became_ready(self) -> None:

@@ -13,8 +13,8 @@ import msgspec
 
 from protocol.child_process import Failed
 from protocol.errors import InputError
-from protocol.paths import cache_folder
-from protocol.security.private_files import kept, write_private
+from protocol.paths import cache_folder, record_file
+from protocol.security.private_files import keep, kept
 
 FOLDER_MODEL = "model.mlpackage"
 """A folder with this package is a converted model."""
@@ -183,6 +183,7 @@ ExaminationReport: TypeAlias = Loading | Loaded | Agreed | Predicted | Timed | P
 
 EngineChoice: TypeAlias = Literal["coreml", "mlx"]
 """The engine that a draft should use here."""
+_FOLDER = "neural-engine"
 _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 16
 
@@ -244,26 +245,20 @@ def package_fingerprint(folder: Path) -> str:
 
 def recorded(place: ExaminedSystem) -> EngineVerdict | None:
     """The outcome of an earlier examination, if a readable one is recorded."""
-    return kept(_file(place), EngineVerdict)
+    return kept(record_file(_FOLDER, place), EngineVerdict)
 
 
 def record(verdict: EngineVerdict) -> Path:
     """Record an outcome. Returns the file."""
-    file = _file(verdict.place)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_private(file, msgspec.json.encode(verdict))
+    file = record_file(_FOLDER, verdict.place)
+    keep(file, verdict)
     return file
 
 
 def all_recorded() -> list[EngineVerdict]:
     """Every readable outcome, the latest last."""
-    files = sorted((cache_folder() / "neural-engine").glob("*.json"), key=lambda file: file.stat().st_mtime)
+    files = sorted((cache_folder() / _FOLDER).glob("*.json"), key=lambda file: file.stat().st_mtime)
     return [verdict for file in files if (verdict := kept(file, EngineVerdict)) is not None]
-
-
-def _file(place: ExaminedSystem) -> Path:
-    name = hashlib.sha256(msgspec.json.encode(place)).hexdigest()
-    return cache_folder() / "neural-engine" / f"{name}.json"
 
 
 def _add_samples(add: Callable[[bytes], object], path: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.contracts.model_folder import ModelFolder
 from protocol.paths import cache_folder
-from protocol.security.private_files import kept, write_private
+from protocol.security.private_files import keep, kept
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", forbid_unknown_fields=True):
@@ -57,9 +57,7 @@ def recorded(draft: Path, target: Path) -> Loaded | None:
 
 
 def record(draft: Path, target: Path, report: Loaded) -> None:
-    file = _file(draft, target)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_private(file, msgspec.json.encode(report))
+    keep(_file(draft, target), report)
 
 
 def _file(draft: Path, target: Path) -> Path:

@@ -1,31 +1,42 @@
-"""Warms a model's forwards and measures what they cost by width. Knows no messages.
+"""Warms a model's forwards and measures what they cost by width, once for a model on a system. Knows no messages.
 
 A GPU compiles and loads kernels at their first use, and switches kernels at some widths: the first forwards of a width
 would tilt what the orchestrator learns, and no line through a few widths gives the others. Tokens are random: a mixture
 of experts would read only one token's experts otherwise.
+
+Stored costs are an expectation that the orchestrator corrects by real rounds. Another start only warms a width or two
+and times them, which shows costs that were stored beside a busy device.
 """
 
 import fcntl
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 from protocol.inference.device import compute
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.messages.base import Level
-from protocol.paths import cache_folder
-from protocol.security.private_files import lock_file
+from protocol.messages.base import ContextCosts, Costs, Level
+from protocol.paths import cache_folder, record_file
+from protocol.security.private_files import keep, kept, lock_file
+from protocol.system import installed_version, seconds_asleep, system_build
 
 log = logging.getLogger(__name__)
 
 Cost = tuple[int, float]
 """Tokens and seconds of a forward."""
+_FOLDER, _PACKAGES = "forward-costs", ("mlx", "mlx-lm", "launch-pipeline")
+_CHANGED = 1.25
+"""Times that a forward differs from what was stored because of something else than noise."""
+_AWAKE = 1.0
+"""Seconds of sleep that count."""
 WIDTHS = (1, 2, 5, 6, 10, 11, 8, 9, 4, 12, 13, 17, 3, 7, 14, 15, 16)
 """In the order of their use if the time is short: on both sides of the widths where MLX's kernels for few rows change
 (mlx/backend/metal/quantized.cpp, qmv_wide and get_qmv_batch_limit), then the rest."""
@@ -56,15 +67,27 @@ class _Model(Protocol):
 class ForwardCosts(NamedTuple):
     """What forwards of a model cost. Either may be empty: nothing was measured."""
 
-    by_width: tuple[Cost, ...] = ()
+    by_width: Costs = ()
     """Behind hardly any context, by rising width."""
-    by_context: tuple[Cost, ...] = ()
+    by_context: ContextCosts = ()
     """By width, the seconds that 1,000 tokens of context add."""
 
 
-def costs_at_load(model: _Model, loading: float, *, contexts: bool = False) -> ForwardCosts:
+class StoredCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file."""
+
+    key: tuple[str, ...]
+    """What they hold for: what is computed, at which level; the device, the system's build, versions of packages."""
+    asleep: float
+    """`seconds_asleep` when they were measured."""
+    costs: ForwardCosts
+
+
+def costs_at_load(model: _Model, loading: float, identity: str = "", *, contexts: bool = False) -> ForwardCosts:
     """The costs of a model that took `loading` seconds to load, measured for a second and a quarter of that time; with
-    `contexts`, those of a long context for half as long again.
+    `contexts`, those of a long context for half as long again. Those of an earlier start where they still hold.
+
+    `identity`: of what is computed, fingerprints of weights above all; empty: costs are never stored.
 
     Nothing on a processor, where one measurement would take as long as a start. Nothing if the device fails: the worker
     can serve all the same. Target and draft begin together and may share a GPU, so they measure in turns.
@@ -74,13 +97,45 @@ def costs_at_load(model: _Model, loading: float, *, contexts: bool = False) -> F
     budget, clock = 1.0 + loading / 4, time.perf_counter
     try:
         with _in_turns():
-            costs = ForwardCosts(measured_costs(model, clock, budget))
-            if contexts:
+            key = _key(model, identity)
+            stored = _stored(key) if identity else None
+            known = stored.costs if stored is not None and _hold(stored, model, clock) else ForwardCosts()
+            costs = known if known.by_width else ForwardCosts(measured_costs(model, clock, budget))
+            if contexts and not costs.by_context:
                 costs = costs._replace(by_context=measured_context_costs(model, costs.by_width, clock, budget / 2))
+            if identity and costs.by_width and costs != known:
+                with suppress(OSError):
+                    keep(record_file(_FOLDER, key), StoredCosts(key, seconds_asleep(), costs))
             return costs
     except RuntimeError as error:
         log.warning("the costs of forwards are not measured: %s", error)
         return ForwardCosts()
+
+
+def _key(model: _Model, identity: str) -> tuple[str, ...]:
+    device, packages = mx.device_info().get("device_name"), map(installed_version, _PACKAGES)
+    return identity, model.level, str(device), system_build(), *map(str, packages)
+
+
+def _stored(key: tuple[str, ...]) -> StoredCosts | None:
+    """None without a file for this key that is whole."""
+    found = kept(record_file(_FOLDER, key), StoredCosts)
+    if found is None or found.key != key or not found.costs.by_width:
+        return None
+    return found if all(sorted(dict(costs).items()) == list(costs) for costs in found.costs) else None
+
+
+def _hold(stored: StoredCosts, model: _Model, clock: Callable[[], float]) -> bool:
+    """Warm the narrowest width and another one, drawn at random, and compare them with what was stored.
+
+    Other work on the device only adds time. So a forward that is quicker proves that the stored one was disturbed, and
+    slower ones prove nothing, unless the machine has slept since.
+    """
+    known = dict(stored.costs.by_width)
+    widths = dict.fromkeys((min(known), int(np.random.default_rng().choice(list(known)))))
+    ratios = [seconds / known[width] for width, seconds in _Forwards(model, clock).timed(widths, math.inf).items()]
+    slept = abs(seconds_asleep() - stored.asleep) > _AWAKE
+    return min(ratios) > 1 / _CHANGED and not (slept and min(ratios) > _CHANGED)
 
 
 @contextmanager

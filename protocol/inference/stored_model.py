@@ -16,7 +16,7 @@ from mlx_lm import utils
 from protocol.contracts.model_config import stated_bases, translated
 from protocol.contracts.model_folder import PROCESSOR_BYTES, ModelFolder
 from protocol.errors import InputError
-from protocol.inference.device import spare_compiler
+from protocol.inference.device import compute, spare_compiler
 from protocol.inference.observed_modules import modules_of
 from protocol.inference.packed_weights import (
     ScaledLinear,
@@ -67,14 +67,24 @@ def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
     return network, config
 
 
+def stock_network(folder: Path) -> Any:
+    """mlx-lm's own network with its weights, in the types of our workers: for mlx-lm's own loop. A `LanguageModel`
+    wraps and stages what it is given. Raises InputError as `load_network` does."""
+    network, _ = load_network(folder)
+    ready_for_processor(network)
+    compute(network.parameters())
+    return network
+
+
 def _reading(model: Any) -> Any:
-    """The class of an architecture that reads weights in any publisher's form."""
+    """The class of an architecture that reads weights in any publisher's form, and is mlx-lm's own from then on."""
 
     def sanitize(self: Any, weights: Weights) -> Weights:
         stored = in_mlx_form(weights)
         unpack_latents(self, stored)
         made = join_experts(self, model.sanitize(self, dict(stored)) if hasattr(model, "sanitize") else stored)
         examine(self, stored, made)
+        self.__class__ = model
         return made
 
     return type(model.__name__, (model,), {"sanitize": sanitize, "__module__": model.__module__})

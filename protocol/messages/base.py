@@ -11,6 +11,8 @@ MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
 MAX_COSTS = 64
 """Most measured widths of one Hello."""
+MAX_STARTED = 8
+"""Most parts of a start."""
 MAX_NODES = 1024
 """Most tree nodes one message may carry."""
 MAX_STEPS = 256
@@ -49,6 +51,8 @@ Deviation: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_DEVIATION)]
 ForwardWidth: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NODES + 1)]
 """Tokens of one forward, root included."""
 ForwardSeconds: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e4)]
+Costs: TypeAlias = Annotated[tuple[tuple[ForwardWidth, ForwardSeconds], ...], Meta(max_length=MAX_COSTS)]
+ContextCosts: TypeAlias = Annotated[tuple[tuple[ForwardWidth, Seconds], ...], Meta(max_length=MAX_COSTS)]
 WireRequest: TypeAlias = Annotated[RequestId, Meta(ge=0, lt=1 << 53)]
 WireNode: TypeAlias = Annotated[NodeId, Meta(ge=0, le=(1 << 63) - 1)]
 Nodes: TypeAlias = Annotated[tuple[WireNode, ...], Meta(max_length=MAX_NODES)]
@@ -74,6 +78,8 @@ Level: TypeAlias = Literal["tree", "chain", "plain"]
 """What one forward of a model evaluates: any token tree; one path of several tokens; one token."""
 ArenaName: TypeAlias = Annotated[str, Meta(max_length=23, pattern=r"\Alp-[0-9a-f]{20}\Z")]
 """A name that `segments.create_segment` gives. No other name from the wire is ever opened."""
+StartUp: TypeAlias = Annotated[tuple[tuple[PlainText, Seconds], ...], Meta(max_length=MAX_STARTED)]
+"""Seconds of what was done at a start, by name."""
 Role = Literal["draft", "target", "prefill"]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from protocol.errors import Blame
-from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Level, Message, MessagePart, Role, ShortText, Token
+from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Level, Message, MessagePart, Role, ShortText, StartUp, Token
 from protocol.messages.sampling import ModelSampling, RequestedSampling, TokenLogprobs
 
 
@@ -77,6 +77,8 @@ class PipelineState(Message, frozen=True):
     not used, disks that were late, and disk caches that were turned off. Each costs a prefill, and no token."""
     sampling: ModelSampling = ModelSampling()
     """For fields that a request leaves open."""
+    start: StartUp = ()
+    """The orchestrator's parts and the target's, which overlap."""
 
 
 class Reading(Message, frozen=True):

@@ -7,15 +7,14 @@ from msgspec import Meta
 
 from protocol.messages.base import (
     MAX_CONTEXT,
-    MAX_COSTS,
     MAX_EOS_TOKENS,
     MAX_NODES,
     MAX_STEPS,
     MAX_TREES,
+    ContextCosts,
+    Costs,
     Count,
     Deviation,
-    ForwardSeconds,
-    ForwardWidth,
     Level,
     Message,
     MessagePart,
@@ -27,6 +26,7 @@ from protocol.messages.base import (
     Role,
     Round,
     Seconds,
+    StartUp,
     Token,
     TreeTokens,
     Vocabulary,
@@ -79,11 +79,11 @@ class Hello(Message, frozen=True):
     """From a target or prefill worker whose KV can be adopted."""
     model_fingerprint: PlainText = ""
     """Of the weights that this KV is computed with; empty without `kv`."""
-    costs: Annotated[tuple[tuple[ForwardWidth, ForwardSeconds], ...], Meta(max_length=MAX_COSTS)] = ()
+    costs: Costs = ()
     """Seconds of a forward by its tokens, by rising tokens, as measured while loading; empty if nothing was measured.
 
     Of a target: forwards over token trees. Of a draft: growth steps."""
-    context_costs: Annotated[tuple[tuple[ForwardWidth, Seconds], ...], Meta(max_length=MAX_COSTS)] = ()
+    context_costs: ContextCosts = ()
     """Of a target: seconds that 1,000 tokens of context add to a forward, by rising tokens; empty if that was not
     measured."""
     level: Level = "tree"
@@ -103,6 +103,8 @@ class Hello(Message, frozen=True):
     """Of a draft: the features of the target that it reads; None if it reads tokens alone."""
     block: Annotated[int, Meta(ge=1, le=MAX_STEPS)] = 1
     """Of a draft: tokens behind one another that a forward guesses, and so the growth steps that it serves."""
+    start: StartUp = ()
+    """Of a target: parts of the time until this message."""
 
     def __post_init__(self) -> None:
         measured = *pairwise(self.costs), *pairwise(self.context_costs)

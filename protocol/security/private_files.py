@@ -97,11 +97,17 @@ def replacing(file: Path, unfinished: Path | None = None, *, replace: bool = Tru
 
 
 def kept(file: Path, form: type[_Form]) -> _Form | None:
-    """What an earlier `write_private` has left in JSON; None if it is missing or damaged."""
+    """What an earlier `keep` or `write_private` has left in JSON; None if it is missing or damaged."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=form)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def keep(file: Path, what: msgspec.Struct) -> None:
+    """Leave it for `kept`, in a folder that is made if it is missing. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_private(file, msgspec.json.encode(what))
 
 
 def write_private(file: Path, *pieces: bytes | memoryview, replace: bool = True) -> None:

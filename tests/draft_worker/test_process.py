@@ -52,6 +52,7 @@ def test_prompt_lookup_needs_no_mlx():
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
+COSTS = ((1, 0.5),)
 PACE = DevicePace(steps=((1, 0.25),), prefill_rate=64.0)
 
 
@@ -64,7 +65,7 @@ def test_a_draft_with_weights_wires_its_share_and_measures_its_forwards_unless_p
     wired: list[tuple[float, object]] = []
     asked: list[bool] = []
     monkeypatch.setattr(device, "wire", lambda share, reserve: wired.append((share, reserve)))
-    monkeypatch.setattr(MlxEngine, "measured", lambda self, loading: asked.append(loading > 0) or ((1, 0.5),))
+    monkeypatch.setattr(MlxEngine, "measured", lambda self, loading, identity: asked.append(" " in identity) or COSTS)
     model = str(DEMO_DRAFT) if engine == "mlx" else ""
     setup = WorkerSetup(address="", epoch=1, incarnation=1, engine=engine, model=model, gpu_share=0.25, pace=pace)
 
@@ -72,4 +73,4 @@ def test_a_draft_with_weights_wires_its_share_and_measures_its_forwards_unless_p
 
     assert wired == ([(0.25, device.BESIDE_TARGET)] if engine == "mlx" else [])
     assert asked == measured
-    assert opened.costs == (((1, 0.5),) if measured else ())
+    assert opened.costs == (COSTS if measured else ())

@@ -1,6 +1,7 @@
 """Laws of a head over some tokens of the vocabulary: its candidates are those of a whole head without the others."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -85,6 +86,18 @@ def test_sequences_in_one_forward_guess_tokens_of_their_own_context_alone(name: 
         assert [each.tokens for each in found] == [each.tokens for each in alone]
         assert {token for each in found for token in each.tokens} <= {*TOKENS.tolist(), *prompt, *NODES}
         assert set(sequence.columns.tokens) == {*prompt, *NODES} - set(TOKENS.tolist())
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_step_that_widens_the_head_waits_for_the_device_as_often_as_one_that_does_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    sequence = MlxEngine(LanguageModel(network(tie_word_embeddings=True)), "", TOKENS).open(SAMPLINGS[name], VOCABULARY)
+    sequence.prefill(PROMPT)
+    monkeypatch.setattr(mx, "eval", wait := Mock(wraps=mx.eval))
+    once, twice = (wait.call_count for _ in range(2) if sequence.evaluate(batch(SAMPLINGS[name])))
+
+    assert twice == 2 * once
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     target_pace: DevicePace | None = None
     """The times of the paced device, on which both models run in turns; None for no pace."""
     draft_pace: DevicePace | None = None
+    tokenizer: bool = False
+    """Load mlx-lm's too, as it does, although nobody asks for text."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class JobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of a job. The first one is empty: the models are loaded."""
+    """The result of a job."""
 
     tokens: tuple[int, ...] = ()
     drafted: tuple[bool, ...] = ()
@@ -56,6 +59,7 @@ class JobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _TERMINATION_SECONDS = 5.0
+_Report = TypeVar("_Report")
 
 
 @contextmanager
@@ -64,6 +68,8 @@ def running(
     draft: str,
     profile: DeviceProfile | None = None,
     texts: Path | None = None,
+    *,
+    tokenizer: bool = False,
 ) -> Iterator["MlxLm"]:
     """A process that runs mlx-lm with the models and libraries of our target, on all cores.
 
@@ -76,6 +82,7 @@ def running(
         texts="" if texts is None else str(texts),
         target_pace=profile and profile.target.pace(profile.slow_motion),
         draft_pace=profile and profile.draft_on_target_device.pace(profile.slow_motion),
+        tokenizer=tokenizer,
     )
     command = [*module_command("orchestrator.lab.bench.mlx_lm_process"), msgspec.json.encode(setup).decode()]
     with ChildProcess(command, variables=worker_environment("target", usable_cores()), asked=True) as process:
@@ -93,9 +100,9 @@ class MlxLm:
         self.profile = profile
         self._process = process
 
-    def await_ready(self) -> None:
-        """Wait until the models are loaded. Raises PipelineError if the process ended instead."""
-        self._result()
+    def await_ready(self) -> dict[str, float]:
+        """Wait until the models are loaded; seconds by part. Raises PipelineError if the process ended instead."""
+        return self._report(dict[str, float])
 
     def run(self, job: Job) -> JobResult:
         """Raises PipelineError if the process ended instead."""
@@ -103,10 +110,10 @@ class MlxLm:
             self._process.send(job)
         except OSError as error:
             raise self._ended() from error
-        return self._result()
+        return self._report(JobResult)
 
-    def _result(self) -> JobResult:
-        found = self._process.report(JobResult)
+    def _report(self, form: type[_Report]) -> _Report:
+        found = self._process.report(form)
         if found is None:
             raise self._ended()
         return found

@@ -15,13 +15,14 @@ import msgspec
 from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step, wired_limit
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
+from mlx_lm.utils import load_tokenizer
 
 from orchestrator.lab.bench.mlx_lm import Job, JobResult, Setup
 from protocol.child_process import claim_output
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
-from protocol.inference.stored_model import load_network, ready_for_processor
+from protocol.inference.stored_model import stock_network
 from protocol.messages.worker import Paced
 from protocol.worker.pacing import DevicePace, PacedPart, Pacer
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
@@ -91,7 +92,7 @@ _PREFILL_CHUNK = 512
 
 
 class Networks(NamedTuple):
-    """The models, in the precision that our workers use."""
+    """Stock networks, in the precision that our workers use."""
 
     target: Any
     """None if recorded texts stand in for it."""
@@ -118,13 +119,17 @@ def main() -> int:
     paces = None
     if setup.target_pace is not None and setup.draft_pace is not None:
         paces = setup.target_pace, setup.draft_pace
-    draft = _loaded(setup.draft) if setup.draft else None
+    began = time.perf_counter()
+    draft = stock_network(Path(setup.draft)) if setup.draft else None
     if setup.texts:
         texts = RecordedTexts.read(Path(setup.texts), ModelFolder(Path(setup.target)).fingerprint)
         networks = Networks(None, draft, paces, texts)
     else:
-        networks = Networks(_loaded(setup.target), draft, paces)
-    report(JobResult())
+        networks = Networks(stock_network(Path(setup.target)), draft, paces)
+    loaded = time.perf_counter()
+    if setup.tokenizer:
+        load_tokenizer(Path(setup.target), {"trust_remote_code": False})
+    report({"weights": loaded - began, "tokenizer": time.perf_counter() - loaded})
     for line in sys.stdin.buffer:
         report(decode(networks, msgspec.json.decode(line, type=Job)))
     return 0
@@ -205,14 +210,6 @@ def _prefilled(network: Any, tokens: Sequence[int]) -> list[Any]:
         network(mx.array([tokens[begin : begin + _PREFILL_CHUNK]]), cache=cache)
         mx.eval([layer.state for layer in cache])
     return cache
-
-
-def _loaded(folder: str) -> Any:
-    """A stock mlx-lm model, cast as our workers cast theirs: float32 on a processor."""
-    network, _ = load_network(Path(folder))
-    ready_for_processor(network)
-    mx.eval(network.parameters())
-    return network
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """A bench from start to end: opens the contenders, measures them in turns, closes them. Prints nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
@@ -41,7 +42,7 @@ from orchestrator.text.chat_template import chat_prompt
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.model_folder import ModelFolder
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 
 
 class PipelineEntry(NamedTuple):
@@ -243,6 +244,30 @@ def run(
             if contenders:
                 measurements += measured(contenders, requests, plan, watch.finished)
     return measurements, names
+
+
+Start = dict[str, float | None]
+"""Seconds, by part."""
+
+
+def starts(plan: BenchPlan, tokens: tuple[int, ...], watch: Listener) -> dict[str, Start]:
+    """mlx-lm's start and ours, one after the other; without mlx-lm's where it could not be made. `tokens`: a prompt.
+    Raises as a pipeline does."""
+    models, found, first = plan.models(), dict[str, Start](), GenerationTask(tokens, 1, 0.0, 0)
+    watch.begin(2, "mlx-lm and adaptive, to time their starts")
+    began = perf_counter()
+    with suppress(PipelineError), running(str(models.target), "", tokenizer=True) as process:
+        parts, ready = process.await_ready(), perf_counter() - began
+        generation = MlxLmContender(process, 0, ()).generate(first)
+        found[PLAIN] = {**parts, "ready": ready, "first token": generation.time_to_first_token}
+    watch.finished(PLAIN)
+    began = perf_counter()
+    with Pipeline(settings=models.settings("adaptive")) as pipeline:
+        parts, ready = dict(pipeline.state().start), perf_counter() - began
+        generation = PipelineContender("", pipeline).generate(first)
+        found["adaptive"] = {**parts, "ready": ready, "first token": generation.time_to_first_token}
+    watch.finished("adaptive")
+    return found
 
 
 def encoded(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[tuple[int, ...]]:

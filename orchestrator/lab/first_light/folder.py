@@ -16,6 +16,7 @@ from orchestrator.lab.first_light.stages import LightSettings
 from orchestrator.machine import hardware as machine_facts
 from protocol.errors import InputError
 from protocol.security.private_files import kept, write_private
+from protocol.system import system_build
 
 REPORT, PAGE, _RUN = "report.json", "index.html", "run.json"
 _STAGES, _LOGS = "stages", "logs"
@@ -146,6 +147,6 @@ def _program() -> str:
 def _machine() -> Iterator[str]:
     cores = len(machine_facts.usable_cores())
     yield f"{machine_facts.chip()}, {machine_facts.memory_bytes() / _GIB:.0f} GiB, {cores} cores"
-    yield f"{machine_facts.system_build()}, {platform.machine()}, Python {platform.python_version()}"
+    yield f"{system_build()}, {platform.machine()}, Python {platform.python_version()}"
     versions = {name: machine_facts.installed_version(name) for name in _LIBRARIES}
     yield ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())

@@ -20,6 +20,7 @@ from protocol.contracts.coreml import (
 )
 from protocol.contracts.model_folder import ModelFolder
 from protocol.shown_names import model_name
+from protocol.system import system_build
 
 
 class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

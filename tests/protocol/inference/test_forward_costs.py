@@ -39,6 +39,7 @@ class _Device:
         self.now = 0.0
         self.committed = 0
         self._readings = readings
+        self.slowdown: dict[int, float] = {}
         self.used: Counter[tuple[int, bool]] = Counter()
         self.tokens: list[tuple[int, ...]] = []
         self.next_row = 0
@@ -62,7 +63,8 @@ class _Device:
     def evaluate(self, tokens: list[int], parents: list[int]) -> mx.array:
         kernel = len(tokens), parents == [-1, *range(self.next_row, self.next_row + len(tokens) - 1)]
         behind = 0.001 * self._readings(len(tokens)) * (self.committed - 32)
-        self.now += len(tokens) + behind + (0 if self.used[kernel] else 10)
+        slowdown = self.slowdown.get(len(tokens), 1.0)
+        self.now += slowdown * len(tokens) + behind + (0 if self.used[kernel] else 10)
         self.used[kernel] += 1
         self.tokens.append(tuple(tokens))
         self.next_row += len(tokens)
@@ -233,14 +235,11 @@ def test_a_real_model_computes_behind_a_context_that_is_made_up(name: str, kind:
     assert [sequence.position(number) for number in (3, 4, 5)] == [1500, 1501, 1501]
 
 
-def test_a_processor_spends_no_time_on_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_processor_spends_no_time_on_it():
     device = _Device()
 
     assert costs_at_load(device, 3.0, contexts=True) == ForwardCosts()
     assert not device.used
-
-    _on_a_gpu(device, monkeypatch)
-    assert len(costs_at_load(device, 4e6).by_width) == len(WIDTHS)
 
 
 def test_a_device_that_fails_while_it_is_measured_still_serves(monkeypatch: pytest.MonkeyPatch):
@@ -252,3 +251,89 @@ def test_a_device_that_fails_while_it_is_measured_still_serves(monkeypatch: pyte
     monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
 
     assert costs_at_load(device, 1.0, contexts=True) == ForwardCosts()
+
+
+def started(device: _Device, monkeypatch: pytest.MonkeyPatch, identity: str = "a", **asked: Any) -> int:
+    """A start's forwards."""
+    _on_a_gpu(device, monkeypatch)
+    device.used.clear()
+    costs = costs_at_load(device, 4e6, identity, **asked)
+    assert [width for width, _ in costs.by_width] == list(range(1, 18))
+    return device.used.total()
+
+
+ALL, FEW = 4 * 17, (4, 8)
+"""Forwards of a start that measures, and of one that looks at one width or two."""
+
+
+def test_a_later_start_looks_at_two_widths_and_knows_what_the_first_one_measured(monkeypatch: pytest.MonkeyPatch):
+    device = _Device(attention)
+    device.context = 8192
+
+    assert started(device, monkeypatch) == ALL
+    assert started(device, monkeypatch, contexts=True) > FEW[1], "the contexts were not measured yet"
+    assert started(device, monkeypatch, contexts=True) in FEW
+    assert dict(costs_at_load(device, 4e6, "a", contexts=True).by_context)[9] == pytest.approx(attention(9))
+    assert [started(device, monkeypatch, identity) for identity in ("", "", "b")] == [ALL] * 3
+
+
+def test_costs_hold_for_the_system_and_level_that_they_were_measured_on(monkeypatch: pytest.MonkeyPatch):
+    started(_Device(), monkeypatch)
+    for place, name, value in (
+        (forward_costs, "system_build", lambda: "macOS 25A2"),
+        (forward_costs, "installed_version", lambda package: f"{package} 2"),
+        (forward_costs.mx, "device_info", lambda: {"device_name": "Apple M9"}),
+        (_Device, "level", "chain"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, value)
+            assert started(_Device(), patch) == ALL, name
+
+    assert started(_Device(), monkeypatch) in FEW
+
+
+def test_a_file_that_is_damaged_or_of_another_model_is_ignored_and_replaced(monkeypatch: pytest.MonkeyPatch):
+    started(_Device(), monkeypatch)
+    (file,) = (cache_folder() / "forward-costs").glob("*.json")
+    whole, cost = file.read_bytes(), b"[1,1.0]"
+    for damaged in (
+        whole[:-1],
+        *(whole.replace(cost, other) for other in (b"[1,0.0]", b"[1,1e300]", b"[19,1.0]")),
+        whole.replace(b'["a",', b'["b",'),
+        whole.replace(b'"asleep"', b'"awake"'),
+    ):
+        file.write_bytes(damaged)
+        assert started(_Device(), monkeypatch) == ALL, damaged
+        assert started(_Device(), monkeypatch) in FEW, damaged
+
+    file.unlink()
+    file.mkdir()
+    assert [started(_Device(), monkeypatch) for _ in range(2)] == [ALL, ALL], "it can't be replaced"
+
+
+SLOW = dict.fromkeys(range(1, 18), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "slept", "again"),
+    [
+        ({}, {}, True, 0),
+        ({}, SLOW, False, 0),
+        ({}, SLOW, True, 1),
+        ({}, dict.fromkeys(SLOW, 1.1), True, 0),
+        (SLOW, {}, False, 1),
+        ({11: 2.0}, {}, False, 1),
+    ],
+    ids=["slept", "busy", "slower", "noise, slept", "busy before", "busy at one width before"],
+)
+def test_stored_costs_are_measured_again_where_forwards_are_quicker_or_slower_after_a_sleep(
+    before: dict[int, float], now: dict[int, float], slept: bool, again: int, monkeypatch: pytest.MonkeyPatch
+):
+    """By how many times as long forwards of a width take beside other work; in 200 starts every width was seen."""
+    device = _Device()
+    device.slowdown = before
+    started(device, monkeypatch)
+    device.slowdown = now
+    monkeypatch.setattr(forward_costs, "seconds_asleep", lambda: 60.0 * slept)
+
+    assert sum(started(device, monkeypatch) not in FEW for _ in range(200)) == again
