@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def both_at_once(target: Path, draft: Path, engine: str, **_: object) -> OverlapTimes:
         measured.append(engine)
-        return OverlapTimes(0.02, 0.007, 0.02, 0.007)
+        return OverlapTimes(0.02, 0.007, 0.02, 0.007, 0.009)
 
     monkeypatch.setattr(devices, "both_at_once", both_at_once)
     monkeypatch.setattr(devices, "converted_draft", lambda *_: Path("package"))
@@ -98,36 +97,6 @@ def test_a_profile_has_the_draft_in_mlx_where_core_ml_fails(monkeypatch: pytest.
     assert REASON in found.notes[0]
     assert "engine is mlx" in found.notes[1]
     assert [attached.name for attached in found.attachments] == [devices.FILE]
-
-
-# Prefill -------------------------------------------------------------------------------------------
-
-
-class FakePipeline:
-    """Answers at once, unless Core ML would prefill."""
-
-    def __init__(self, *_: object, prefill_engine: str, **__: object) -> None:
-        if prefill_engine == "coreml":
-            raise InputError("Sliding windows can't be converted.")
-
-    def __enter__(self) -> "FakePipeline":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def state(self) -> SimpleNamespace:
-        return SimpleNamespace(context=512, vocabulary=50)
-
-    def generate(self, *_: object) -> None: ...
-
-
-def test_prompts_are_measured_without_core_ml_where_it_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pipelines, "has_neural_engine", lambda: True)
-    monkeypatch.setattr(pipelines, "Pipeline", FakePipeline)
-    found = pipelines.prefill(ASKED)
-
-    assert found.tables[0].columns == ("prompt tokens", "the target itself, ms", "MLX process, ms")
-    assert found.notes == ("Core ML: not measured. Sliding windows can't be converted.",)
 
 
 # Bench ---------------------------------------------------------------------------------------------
