@@ -11,8 +11,6 @@ import msgspec
 
 from orchestrator.machine.check import Check
 
-Origin: TypeAlias = Literal["measured", "computed", "reported"]
-"""measured: by this run; computed: from such numbers, by the formula beside it; reported: by others, elsewhere."""
 Cell: TypeAlias = str | int | float | tuple[float, ...] | None
 """Two numbers are an interval, three a median and its interval. None: there is no such figure."""
 R = TypeVar("R")
@@ -24,9 +22,6 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     value: float
     unit: str = ""
-    origin: Origin = "measured"
-    note: str = ""
-    """The formula, or who reported it."""
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +40,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str | Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
-    origin: Origin = "measured"
+    origin: Literal["measured", "computed"] = "measured"
     wrong: tuple[int, ...] = ()
     """Rows whose figures mean nothing, by index."""
 
@@ -139,6 +134,15 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The first one's lane is the uppermost."""
 
 
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To a question that was open until this measurement."""
+
+    question: str
+    """Its name."""
+    text: str
+    """One sentence, or a few."""
+
+
 class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a measurement found."""
 
@@ -148,8 +152,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     values: tuple[Value, ...] = ()
     tables: tuple[Table, ...] = ()
     checks: tuple[Check, ...] = ()
-    settled: tuple[str, ...] = ()
-    """A sentence for each question that was open until this measurement."""
+    answers: tuple[Answer, ...] = ()
     notes: tuple[str, ...] = ()
     panels: tuple[Panel, ...] = ()
     attachments: tuple[AttachedFile, ...] = ()

@@ -4,19 +4,14 @@ A GPU sums in another order at another width, in the model's own type: where two
 may come out, and the text is another one from there on.
 """
 
-import os
-import subprocess
-import tempfile
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Generator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from orchestrator.machine.hardware import worker_environment
-from protocol.child_process import module_command, reports
-from protocol.errors import PipelineError
+from protocol.child_process import reports
+from protocol.messages.base import Level
 
 WHOLE_FLOAT32 = {"MLX_ENABLE_TF32": "0"}
 """For the environment of processes that compute in float32: an M5 and CUDA otherwise multiply it in 19 bits (MLX,
@@ -24,15 +19,15 @@ mlx/utils.h, enable_tf32; read once, at the first product)."""
 TIE = 0.5
 """Standard deviations of a place's logits. Sums in another order decide between tokens that are nearly tied; a flip
 across a larger gap is a defect. Assumed: the largest of millions of rounding errors in 16 bits."""
-Precision: TypeAlias = Literal["stored", "float32"]
-"""stored: as the model's files and this machine's device have it; float32: every weight unpacked to 32 bits."""
-Shape: TypeAlias = Literal["chain", "tree"]
-"""tree: the chain, with one more leaf beside its first token, so that attention has a mask."""
-Head: TypeAlias = Literal["own", "float32"]
-"""float32: the states of the model's own type are multiplied with the head in 32 bits."""
-Loop: TypeAlias = Literal["mlx-lm", "waited", "ahead"]
-"""mlx-lm's own loop; ours, each result awaited before the next forward is built; ours, the next forward dispatched
-before the last one's result is awaited, so that the device has always work."""
+Precision: TypeAlias = Literal["stored", "float32", "bfloat16", "float16"]
+"""stored: as the model's files and this machine's device have it; else every weight unpacked to this type."""
+Shape: TypeAlias = Literal["chain", "tree", "joint"]
+"""tree: the chain, with one more leaf beside its first token, so that attention has a mask; joint: such trees of three
+texts in one forward."""
+Loop: TypeAlias = Literal["mlx-lm", "waited", "unstaged", "ahead"]
+"""mlx-lm's own loop; ours, each result awaited before the next forward is built; the same, no forward dispatched before
+it is built whole; ours, the next forward dispatched before the last one's result is awaited, so that the device has
+always work: a single row takes the last one's token before anybody reads it."""
 
 
 class Parting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +55,9 @@ class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The last argument of the process, in JSON."""
 
     folder: str = ""
-    """Of the model."""
+    """Of the model; none: a network with random weights, a small mixture of experts or a drafter."""
+    drafter: int = 0
+    """Elements of the states of an EAGLE-3 drafter, of which rows without the head are forwards."""
     precision: Precision = "stored"
     tokens: tuple[int, ...] = ()
     """A text, whose logits are compared."""
@@ -68,8 +65,8 @@ class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Its first tokens are read as a prompt."""
     compared: tuple[int, ...] = ()
     """Widths whose logits are compared with those of width 1."""
-    heads: tuple[Head, ...] = ("own",)
-    """Heads whose logits are compared; one in float32 only where the own one is not, and the last state is found."""
+    joint: bool = False
+    """In joint forwards too."""
     timed: tuple[int, ...] = ()
     """Widths whose time is measured."""
     contexts: tuple[int, ...] = ()
@@ -77,7 +74,7 @@ class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     samples: int = 8
     """Forwards of each width and context; their median counts."""
     rounds: int = 0
-    """Of each loop that is timed; 0: none is."""
+    """Of each loop that is timed, single rows behind these contexts too; 0: none is."""
     partings: tuple[Parting, ...] = ()
 
 
@@ -87,7 +84,12 @@ class ForwardsReady(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fi
     device: str
     """GPU or processor."""
     activations: str
-    """Element type of the logits."""
+    """Element type of the logits, or of what a drafter leaves."""
+    size: int = 0
+    """Bytes of the weights."""
+    level: Level = "tree"
+    reason: str = ""
+    """Why the level is not a higher one."""
 
 
 class Compared(msgspec.Struct, frozen=True, tag="compared", forbid_unknown_fields=True):
@@ -103,13 +105,11 @@ class Compared(msgspec.Struct, frozen=True, tag="compared", forbid_unknown_field
     gap: float | None
     """The largest gap between the two most probable tokens, by width 1, at such a position, in standard deviations;
     None without flips."""
-    head: Head = "own"
 
 
 class Ties(msgspec.Struct, frozen=True, tag="ties", forbid_unknown_fields=True):
     """How near the two best logits of width 1 are to each other."""
 
-    head: Head
     positions: int
     equal: int
     """Positions at which they are equal."""
@@ -124,6 +124,8 @@ class ForwardTimed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fiel
     context: int
     milliseconds: float
     """The median."""
+    first: float = 0.0
+    """Milliseconds of the first one in this process."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap", forbid_unknown_fields=True):
@@ -140,13 +142,17 @@ class LoopTimed(msgspec.Struct, frozen=True, tag="loop", forbid_unknown_fields=T
     loop: Loop
     width: int
     milliseconds: float
+    context: int = 0
+    """Tokens in front of the first round, if they were made up."""
+    memory: float = 0.0
+    """MiB, the most beyond what was held at the begin: copies of KV are in it."""
 
 
 ForwardReport: TypeAlias = ForwardsReady | Compared | Ties | ForwardTimed | LoopTimed | Gap
 """One JSON object a line of the process's standard output."""
 
 
-_EXAMINATION, _COPY = "orchestrator.lab.forwards_process", "target_worker.float32_copy"
+_EXAMINATION = "orchestrator.lab.forwards_process"
 _FORM: Any = ForwardReport
 _GRACE = 10.0
 
@@ -155,19 +161,3 @@ def examined(order: ForwardOrder) -> Generator[ForwardReport]:
     """The reports, as they come; closing it ends the process. Raises PipelineError if the process fails."""
     variables = worker_environment("target", ()) | (WHOLE_FLOAT32 if order.precision == "float32" else {})
     return reports(_EXAMINATION, order, _FORM, name="The examination of forwards", grace=_GRACE, variables=variables)
-
-
-@contextmanager
-def float32_copy(folder: Path) -> Iterator[Path]:
-    """The model in `folder` with every weight in 32 bits, as a folder that lasts as long as the context."""
-    with tempfile.TemporaryDirectory() as room:
-        copy = Path(room) / "float32"
-        command = [*module_command(_COPY), str(folder), str(copy)]
-        out = subprocess.run(command, capture_output=True, env={**os.environ, **worker_environment("target", ())})
-        if out.returncode:
-            raise PipelineError(f"The target's weights could not be unpacked: {_last_line(out.stderr)}")
-        yield copy
-
-
-def _last_line(words: bytes) -> str:
-    return (words.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]

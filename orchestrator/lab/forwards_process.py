@@ -14,8 +14,13 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
+from mlx_lm.models import qwen3_moe
 
+from draft_worker.conditioned.runner import ConditionedNetwork
+from draft_worker.drafters.eagle3 import Eagle3
 from orchestrator.lab.forwards import (
     Compared,
     ForwardOrder,
@@ -23,18 +28,20 @@ from orchestrator.lab.forwards import (
     ForwardsReady,
     ForwardTimed,
     Gap,
-    Head,
+    Loop,
     LoopTimed,
     Parting,
     Shape,
     Ties,
 )
 from protocol.child_process import claim_output
+from protocol.contracts.drafters.description import Eagle3Form
+from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.packed_weights import dequantized
 from protocol.inference.slots import PREFIX
 from protocol.inference.stored_model import stock_network
-from protocol.inference.tree_sequence import TreeSequence
+from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.messages.base import Level
 from protocol.messages.sampling import Sampling
 from protocol.sampling.gumbel_noise import Noise, scores
@@ -50,6 +57,18 @@ _COMPUTED = 32
 _MOST_MADE_UP = 1 << 15
 _TREE = (PREFIX, 0, 0, 1, 1)
 """Parents of the rows of a loop over trees."""
+_TOGETHER = 3
+"""Texts of a joint forward: ends of one text, of different lengths."""
+_MIB = 1 << 20
+ELEMENTS = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+_WORDS = 1024
+_MIXTURE: dict[str, Any] = {
+    **{"model_type": "qwen3_moe", "vocab_size": _WORDS, "num_hidden_layers": 6, "max_position_embeddings": 4096},
+    **{"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "rope_theta": 1e6},
+    **{"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "intermediate_size": 512},
+    **{"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "tie_word_embeddings": False},
+    "rms_norm_eps": 1e-6,
+}
 
 
 def main() -> int:
@@ -57,18 +76,25 @@ def main() -> int:
     tell = claim_output()
     for report in stock_loop(order, time.perf_counter):
         tell(report)
-    model = LanguageModel.load(Path(order.folder), In32Bits() if order.precision == "float32" else None)
+    kind = None if order.precision == "stored" else ELEMENTS[order.precision]
+    if order.folder:
+        model = LanguageModel.load(Path(order.folder), kind and Unpacked(kind))
+    else:
+        model = made_up(kind or mx.bfloat16, order.drafter)
     for report in examine(model, order, time.perf_counter):
         tell(report)
     return 0
 
 
-class In32Bits:
-    """For `LanguageModel.load`: the whole network, with every weight unpacked to float32."""
+class Unpacked:
+    """For `LanguageModel.load`: the whole network, with every weight unpacked to one type."""
+
+    def __init__(self, kind: mx.Dtype) -> None:
+        self._kind = kind
 
     def divide(self, network: Any) -> None:
         """Unpack in place. Weights are not read yet."""
-        dequantized(network).set_dtype(mx.float32)
+        dequantized(network).set_dtype(self._kind)
 
     def await_loaded(self) -> None:
         """Nobody else loads."""
@@ -79,9 +105,36 @@ def stock_loop(order: ForwardOrder, clock: Clock) -> Iterator[LoopTimed]:
     if order.rounds:
         network = stock_network(Path(order.folder))
         steps = generate_step(mx.array(order.tokens[: order.prompt]), network, max_tokens=-1)
-        yield LoopTimed("mlx-lm", 1, _mean(lambda: next(steps), order.rounds, clock))
+        yield _looped("mlx-lm", 1, 0, lambda: next(steps), order.rounds, clock)
         del network, steps
         mx.clear_cache()
+
+
+def made_up(kind: mx.Dtype, drafter: int) -> LanguageModel:
+    """With random weights: an EAGLE-3 drafter of this width, in proportion to those for Llama 3.1 8B; for width 0 a
+    small mixture of experts, packed into 4 bits as most published ones are. `kind`: of its activations."""
+    mx.random.seed(0)
+    if not drafter:
+        model: Any = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(_MIXTURE))
+        model.set_dtype(kind)
+        nn.quantize(model, 64, 4)
+        return LanguageModel(model, config=_MIXTURE)
+    form = Eagle3Form(
+        outputs=(1, 15, 28),
+        output_width=drafter,
+        width=drafter,
+        inner=7 * drafter // 2,
+        heads=drafter // 128,
+        kv_heads=max(1, drafter // 512),
+        head_width=128,
+        head_size=_WORDS,
+        vocabulary=_WORDS,
+        own_embedding=True,
+    )
+    network = Eagle3(form)
+    network.set_dtype(kind)
+    config = {"model_type": "eagle3", "max_position_embeddings": 4096}
+    return LanguageModel(ConditionedNetwork(network, drafter, config), config=config)
 
 
 def examine(model: LanguageModel, order: ForwardOrder, clock: Clock) -> Iterator[ForwardReport]:
@@ -89,15 +142,14 @@ def examine(model: LanguageModel, order: ForwardOrder, clock: Clock) -> Iterator
     sequence = model.sequence()
     first = sequence.evaluate((0,), (PREFIX,))
     device = "GPU" if mx.default_device() == mx.Device(mx.gpu) else "processor"
-    yield ForwardsReady(device, str(first.dtype).removeprefix("mlx.core."))
-    if order.compared:
-        yield from _compared(model, order, "own", first.dtype)
-        if "float32" in order.heads and first.dtype != mx.float32 and model.tap is not None:
-            restore = model.tap.compute_head_in_float32()
-            yield from _compared(model, order, "float32", mx.float32)
-            restore()
-    for context in order.contexts:
+    weights: Any = tree_flatten(model.network.parameters())
+    size = sum(values.nbytes for _, values in weights)
+    yield ForwardsReady(device, str(first.dtype).removeprefix("mlx.core."), size, model.level, model.level_reason)
+    # Before any other forward: the first use of a width counts.
+    for context in order.contexts if order.timed else ():
         yield from _timed(model, order, context, clock)
+    if order.compared:
+        yield from _compared(model, order, first.dtype)
     if order.rounds:
         yield from _loops(model, order, clock)
     noise = Noise(model.vocabulary)
@@ -105,22 +157,23 @@ def examine(model: LanguageModel, order: ForwardOrder, clock: Clock) -> Iterator
         yield Gap(gap(model, parting, noise))
 
 
-def _compared(model: LanguageModel, order: ForwardOrder, head: Head, kind: mx.Dtype) -> Iterator[Ties | Compared]:
+def _compared(model: LanguageModel, order: ForwardOrder, kind: mx.Dtype) -> Iterator[Ties | Compared]:
     """`kind`: of the logits."""
     expected = _rows(model, order, 1, "chain")
-    yield ties(expected, float(mx.finfo(kind).eps), head)
+    yield ties(expected, float(mx.finfo(kind).eps))
     for width in order.compared:
-        for shape in _SHAPES[model.level] if width > 1 else ("chain",):
+        shapes = _SHAPES[model.level] + (("joint",) if order.joint and model.joins else ())
+        for shape in shapes if width > 1 else ("chain",):
             got = _rows(model, order, width, shape)
-            yield msgspec.structs.replace(compare(expected[: len(got)], got, width, shape), head=head)
+            yield compare(expected[: len(got)], got, width, shape)
 
 
-def ties(logits: np.ndarray, epsilon: float, head: Head) -> Ties:
+def ties(logits: np.ndarray, epsilon: float) -> Ties:
     """(N, V) float32 logits, which had a type with this distance from 1 to the next number."""
     second, first = np.sort(np.partition(logits, -2, axis=1)[:, -2:], axis=1).T
     unit = 2.0 ** np.floor(np.log2(np.maximum(np.abs(first), 1e-30))) * epsilon
     near = first - second <= unit
-    return Ties(head, len(logits), int((first == second).sum()), int(near.sum()))
+    return Ties(len(logits), int((first == second).sum()), int(near.sum()))
 
 
 def compare(expected: np.ndarray, got: np.ndarray, width: int, shape: Shape) -> Compared:
@@ -139,19 +192,23 @@ def _rows(model: LanguageModel, order: ForwardOrder, width: int, shape: Shape) -
 
     The KV of earlier tokens is that of the same width, as in a pipeline.
     """
-    sequence = _prefilled(model, order.tokens[: order.prompt])
+    starts = [order.prompt * part // _TOGETHER for part in range(_TOGETHER)] if shape == "joint" else [0]
+    sequences = [_prefilled(model, order.tokens[start : order.prompt]) for start in starts]
     rest, rows = order.tokens[order.prompt :], []
     step = width if shape == "chain" else width - 1
     # Only whole forwards: a narrower last one would not be of this width.
     for begin in range(0, len(rest) - step + 1, step):
         path = rest[begin : begin + step]
-        first = sequence.next_row
-        parents = [PREFIX, *range(first, first + step - 1)]
-        if shape == "tree":
-            path, parents = (*path, path[0]), [*parents, PREFIX]
-        logits = sequence.evaluate(path, parents)[:step].astype(mx.float32)
-        rows.append(np.array(logits))
-        sequence.keep(range(first, first + step), ())
+        firsts = [sequence.next_row for sequence in sequences]
+        leaf = () if shape == "chain" else (PREFIX,)
+        parts = [
+            ForwardPart(sequence, (*path, *path[: len(leaf)]), [PREFIX, *range(first, first + step - 1), *leaf])
+            for sequence, first in zip(sequences, firsts, strict=True)
+        ]
+        # The text that is compared is the first one.
+        rows.append(np.array(model.evaluate_together(parts)[0][:step].astype(mx.float32)))
+        for sequence, first in zip(sequences, firsts, strict=True):
+            sequence.keep(range(first, first + step), ())
     return np.concatenate(rows)
 
 
@@ -169,7 +226,7 @@ def _timed(model: LanguageModel, order: ForwardOrder, context: int, clock: Clock
             mx.eval(sequence.evaluate(tokens, [PREFIX, *range(first, first + width - 1)]))
             taken.append(clock() - began)
             sequence.truncate(context)
-        yield ForwardTimed(width, context, 1e3 * median(taken[_WARM_UP:]))
+        yield ForwardTimed(width, context, 1e3 * median(taken[_WARM_UP:]), 1e3 * taken[0])
 
 
 def _behind(model: LanguageModel, context: Sequence[int], width: int) -> TreeSequence | None:
@@ -198,15 +255,23 @@ def gap(model: LanguageModel, parting: Parting, noise: Noise) -> float:
 def _loops(model: LanguageModel, order: ForwardOrder, clock: Clock) -> Iterator[LoopTimed]:
     """Our rounds of one token, as texts are decoded, and of small trees none of which is kept."""
     prompt = order.tokens[: order.prompt]
-    for parents in ((PREFIX,), _TREE) if model.level == "tree" else ((PREFIX,),):
-        for ahead in (False, True):
+    loops: tuple[Loop, ...] = ("ahead", "waited") if model.unstage is None else ("ahead", "waited", "unstaged")
+    for loop in loops:
+        if loop == "unstaged" and model.unstage is not None:
+            model.unstage()
+        ahead = loop == "ahead"
+        for parents in ((PREFIX,), _TREE) if model.level == "tree" else ((PREFIX,),):
             rounds = Rounds(_prefilled(model, prompt), parents, ahead)
-            name = "ahead" if ahead else "waited"
-            yield LoopTimed(name, len(parents), _mean(rounds.advance, order.rounds, clock))
+            yield _looped(loop, len(parents), 0, rounds.advance, order.rounds, clock)
+        for context in order.contexts:
+            if (sequence := _behind(model, [0] * context, _WARM_UP + order.rounds)) is not None:
+                advance = Rounds(sequence, (PREFIX,), ahead).advance
+                yield _looped(loop, 1, context, advance, order.rounds, clock)
 
 
 class Rounds:
-    """Forwards of rows with these parents behind a text; a single row is kept."""
+    """Forwards of rows with these parents behind a text; a single row is kept, and takes the token that the last one
+    picked: ahead, before anybody reads it."""
 
     def __init__(self, sequence: TreeSequence, parents: Sequence[int], ahead: bool) -> None:
         self._sequence, self._parents, self._ahead = sequence, parents, ahead
@@ -215,21 +280,28 @@ class Rounds:
     def advance(self) -> None:
         sequence, first = self._sequence, self._sequence.next_row
         rows = [parent if parent == PREFIX else first + parent for parent in self._parents]
-        picks = mx.argmax(sequence.evaluate([first % 7 + row for row in range(len(rows))], rows), axis=-1)
+        tokens: Tokens = [first % 7 + row for row in range(len(rows))]
+        if len(rows) == 1 and self._awaited is not None and sequence.level == "tree":
+            tokens = self._awaited
+        picks = mx.argmax(sequence.evaluate(tokens, rows), axis=-1)
         mx.async_eval(picks)
         mx.eval(self._awaited if self._ahead and self._awaited is not None else picks)
         self._awaited = picks
         sequence.keep((first,) if len(rows) == 1 else (), ())
 
 
-def _mean(advance: Callable[[], object], rounds: int, clock: Clock) -> float:
-    """Milliseconds of a round."""
+def _looped(
+    loop: Loop, width: int, context: int, advance: Callable[[], object], rounds: int, clock: Clock
+) -> LoopTimed:
     for _ in range(_WARM_UP):
         advance()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
     began = clock()
     for _ in range(rounds):
         advance()
-    return 1e3 * (clock() - began) / rounds
+    milliseconds = 1e3 * (clock() - began) / rounds
+    return LoopTimed(loop, width, milliseconds, context, (mx.get_peak_memory() - held) / _MIB)
 
 
 def _prefilled(model: LanguageModel, tokens: Sequence[int]) -> TreeSequence:

@@ -73,8 +73,8 @@ def _words(table: Table) -> list[bool]:
 
 def _values_table(values: Sequence[Value]) -> Table:
     """A row a number."""
-    rows = tuple((each.name, each.value, each.unit, each.origin, each.note) for each in values)
-    return Table("", ("", "", "unit", "origin", ""), rows)
+    rows = tuple((each.name, each.value, each.unit) for each in values)
+    return Table("", ("", "", "unit"), rows)
 
 
 def _meanings(tables: Iterable[Table]) -> list[str]:

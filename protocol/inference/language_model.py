@@ -21,7 +21,7 @@ from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_tog
 from protocol.inference.latent_attention import let_latents_be_absorbed
 from protocol.inference.layer_cache import FoldingCache, TreePositions
 from protocol.inference.narrow_weights import keep_narrow
-from protocol.inference.observed_modules import modules_of, stage
+from protocol.inference.observed_modules import Restore, modules_of, stage
 from protocol.inference.quantized_kv import Encodings, deviation, proved_encodings
 from protocol.inference.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
@@ -135,8 +135,8 @@ class LanguageModel:
         """Their rows then differ by more than rounding from the same rows alone."""
         self.tap = proved_tap(self.network)
         _name_parts(self.network)
-        if mx.default_device() != mx.Device(mx.cpu):
-            stage(self.network)
+        self.unstage: Restore | None = stage(self.network) if mx.default_device() != mx.Device(mx.cpu) else None
+        """Ends staged dispatch; None: forwards are not staged."""
 
     @classmethod
     def load(cls, folder: Path, division: Division | None = None, kv_bits: KvBits = UNQUANTIZED) -> Self:

@@ -64,17 +64,23 @@ def observing(modules: Iterable[nn.Module], observer: Observer) -> Generator[Non
 _STAGES = (18, 6, 2)
 
 
-def stage(network: Any) -> None:
+def stage(network: Any) -> Restore:
     """Dispatch what is built behind a few layers of this mlx-lm model, the first ones close together, in every forward
-    from now on.
+    until it is restored.
 
     Building the graph of 36 layers takes a millisecond or more, and the device would wait for all of it. The results
     are the same to the last bit: MLX fuses nothing across layers. On a processor it gains nothing: MLX's threads there
     are the ones that Python needs.
     """
     layers: list[nn.Module] = list(getattr(network, "layers", ()))
-    for index in sorted({0, *(len(layers) // part for part in _STAGES)} if layers else ()):
-        observe(layers[index], _dispatch)
+    staged = sorted({0, *(len(layers) // part for part in _STAGES)} if layers else ())
+    restores = [observe(layers[index], _dispatch) for index in staged]
+
+    def unstage() -> None:
+        for restore in restores:
+            restore()
+
+    return unstage
 
 
 def _dispatch(_: nn.Module, __: tuple[Any, ...], result: Any) -> Any:

@@ -62,11 +62,6 @@ class LayerTap:
         self.outputs, self._found = outputs, {}
         self._restores = [observe(self._modules[output], partial(self._keep, output)) for output in outputs]
 
-    def compute_head_in_float32(self) -> Restore:
-        """What follows the last norm, the head above all, is computed in float32 until the result is called. Nothing is
-        recorded meanwhile."""
-        return observe(self._modules[FINAL], lambda _module, _arguments, state: state.astype(mx.float32))
-
     def take(self) -> Recorded | None:
         """What the last forward's tokens left; None if nothing is recorded."""
         if not self._found:

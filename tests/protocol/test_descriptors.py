@@ -22,7 +22,7 @@ def _low_limit() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit that root can't raise")
 @pytest.mark.parametrize(
     "module",
-    ["target_worker.float32_copy", "draft_worker.engines.mlx", "orchestrator.lab.bench.mlx_lm_process"],
+    ["target_worker.model_examination", "draft_worker.engines.mlx", "orchestrator.lab.bench.mlx_lm_process"],
 )
 def test_programs_with_mlx_lm_start_under_a_low_limit(module: str):
     program = f"import resource, {module}; print(resource.getrlimit(resource.RLIMIT_NOFILE))"

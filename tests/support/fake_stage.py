@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.lab.findings import AttachedFile, Findings, Table, Value
-from orchestrator.lab.first_light.stage_process import Answer, Found, StageNotice, StageOrder
+from orchestrator.lab.findings import Answer, AttachedFile, Findings, Table, Value
+from orchestrator.lab.first_light.stage_process import Found, StageMessage, StageNotice, StageOrder
 from orchestrator.machine.check import Check
 from protocol.child_process import Failed
 
@@ -17,15 +17,16 @@ SECRETS = Path(os.environ.get("FAKE_SECRETS", os.devnull))
 """A file with one text a line, all of which it tells everywhere."""
 
 
-def answer(what: Answer) -> None:
+def answer(what: StageMessage) -> None:
     print(msgspec.json.encode(what).decode(), flush=True)
 
 
 def telling(text: str) -> Findings:
     return Findings(
-        values=(Value(text, 1.0, text, "reported", text),),
+        values=(Value(text, 1.0, text),),
         tables=(Table(text, (text,), ((text,), (2.5,)), text),),
         checks=(Check(text, "warn", text, text),),
+        answers=(Answer("told", text),),
         notes=(text,),
         attachments=(AttachedFile("extra.toml", f"text = {text!r}\n"),),
     )

@@ -36,7 +36,7 @@ from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
 from orchestrator.lab.bench.plan import CHAINS, BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.findings import Listener
-from orchestrator.machine.hardware import gpu_working_set
+from orchestrator.machine.hardware import computes_on_gpu, gpu_working_set
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.text.chat_template import chat_prompt
 from orchestrator.text.tokenizer import TextCodec
@@ -63,14 +63,15 @@ class PipelineEntry(NamedTuple):
         return settings.changed(lookup="on" if self.lookup else "off", placement=self.placement)
 
 
-def entries(plan: BenchPlan, *, trained: bool = False) -> Iterator[PipelineEntry]:
-    """The plan's strategies; beside `adaptive` its parts, plain decoding first. `trained`: as of `BenchModels`."""
+def entries(plan: BenchPlan, *, trained: bool = False, gpu: bool = False) -> Iterator[PipelineEntry]:
+    """The plan's strategies; beside `adaptive` its parts, plain decoding first. `trained`: as of `BenchModels`;
+    `gpu`: a target and a draft in MLX share it."""
     adaptive = "adaptive" in plan.strategies
     for strategy in dict.fromkeys(((AUTOREGRESSIVE,) if adaptive else ()) + plan.strategies):
         line = PLAIN_OURS if strategy == AUTOREGRESSIVE else strategy
         yield PipelineEntry(line, strategy, draft_tokens=_chain_lengths(plan, strategy))
-        if strategy == "adaptive" and plan.pace:
-            # The profile's draft has a device of its own; many a machine has one for both.
+        if strategy == "adaptive" and (plan.pace or gpu):
+            # The draft's own device, or the GPU beside the target; many a machine is faster in turns.
             yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
     if plan.core_ml_draft:
         yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
@@ -141,7 +142,7 @@ def bench_lines(
                 target + models.draft_bytes(entry.strategy, entry.engine),
                 partial(_pipeline, entry, plan, models, longest, on_start, recorded),
             )
-            for entry in entries(plan, trained=models.trained)
+            for entry in entries(plan, trained=models.trained, gpu=computes_on_gpu())
         ),
         *([BenchLine(target, partial(_rival, plan, models, on_start, on_absent))] if plan.rivals else []),
     ]

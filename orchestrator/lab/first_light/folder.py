@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.lab.first_light.redaction import Redactor
-from orchestrator.lab.first_light.report import LightReport, Run, StageReport
-from orchestrator.lab.first_light.stages import LightSettings
+from orchestrator.lab.first_light.report import LightReport, Run, StageReport, question_rows
+from orchestrator.lab.first_light.stages import LightSettings, Question
 from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.conditions import is_virtual
 from protocol.errors import InputError
 from protocol.security.private_files import kept, write_private
 from protocol.system import system_build
@@ -89,10 +90,11 @@ class LightFolder:
         self._write(f"{_STAGES}/{report.stage}.json", _json(shown))
         return shown
 
-    def report(self, stages: Iterable[StageReport]) -> LightReport:
+    def report(self, stages: Iterable[StageReport], questions: Iterable[Question]) -> LightReport:
         """The stages, which may be results and others, as one report."""
         shown = msgspec.convert(self._redactor.values(msgspec.to_builtins(list(stages))), tuple[StageReport, ...])
-        return LightReport(**msgspec.structs.asdict(self.run), stages=shown)
+        rows = tuple(question_rows(questions, shown))
+        return LightReport(**msgspec.structs.asdict(self.run), questions=rows, stages=shown)
 
     def write(self, report: LightReport, page: str) -> None:
         """The one JSON and the page, both of a report of this folder."""
@@ -146,7 +148,8 @@ def _program() -> str:
 
 def _machine() -> Iterator[str]:
     cores = len(machine_facts.usable_cores())
-    yield f"{machine_facts.chip()}, {machine_facts.memory_bytes() / _GIB:.0f} GiB, {cores} cores"
+    virtual = ", a virtual machine" if is_virtual() else ""
+    yield f"{machine_facts.chip()}, {machine_facts.memory_bytes() / _GIB:.0f} GiB, {cores} cores{virtual}"
     yield f"{system_build()}, {platform.machine()}, Python {platform.python_version()}"
     versions = {name: machine_facts.installed_version(name) for name in _LIBRARIES}
     yield ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())

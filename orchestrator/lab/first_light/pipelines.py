@@ -1,10 +1,8 @@
 """What `bench` answers: every strategy's tokens, where the draft should compute, and the speed beside mlx-lm's own."""
 
-import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,16 +14,12 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench import strategies
-from orchestrator.lab.bench.contender import AUTOREGRESSIVE, BenchRequest, Measurement, PipelineContender
-from orchestrator.lab.bench.figures import BenchRow, rows
 from orchestrator.lab.bench.plan import BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
-from orchestrator.lab.bench.trials import PipelineEntry, encoded, measured
-from orchestrator.lab.findings import Field, Findings, Listener, Table, tabulated
+from orchestrator.lab.findings import Answer, Findings, Listener, Table
 from orchestrator.lab.first_light.stages import Asked, OnNotice, has_neural_engine
-from orchestrator.lab.forwards import WHOLE_FLOAT32, float32_copy
 from orchestrator.machine.drafts.auto_draft import place_of
-from orchestrator.machine.drafts.converted_draft import conversion_of, converted_draft, is_converted
+from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.text.chat_template import own_template
@@ -76,14 +70,35 @@ def prompts(models: BenchModels, count: int) -> list[BenchPrompt]:
 
 
 def bench(asked: Asked) -> Findings:
-    if asked.settings.short:
-        # `adaptive` would bring its parts, each of which is a pipeline more.
-        return compared(plan(strategies="ar", draft_tokens="2", max_tokens=12), 1, asked.notice)
-    return _with_core_ml(plan(temperature=_TEMPERATURES), 4, asked.notice)
+    """Every strategy, each token compared with plain decoding's."""
+    ours = plan(
+        strategies=",".join(STRATEGIES),
+        draft_tokens="0" if asked.settings.short else "2,4",
+        temperature=_TEMPERATURES,
+        max_tokens=asked.sized(12, 64),
+    )
+    found = compared(ours, 1, asked.notice) if asked.settings.short else _with_core_ml(ours, 4, asked.notice)
+    equal, ties = (sum(check.status == status for check in found.checks) for status in ("ok", "warn"))
+    text = f"Of {len(found.checks)} comparisons of a contender at a temperature {equal} have the target's own tokens"
+    text += f", and {ties} part from them at near-ties alone." if ties else "."
+    answers = (Answer("exactness", text), *_speeds(found, "speed"))
+    return msgspec.structs.replace(found, answers=answers)
 
 
 def larger_bench(asked: Asked) -> Findings:
-    return _with_core_ml(larger_plan(asked, temperature=_TEMPERATURES), 3, asked.notice)
+    found = _with_core_ml(larger_plan(asked, temperature=_TEMPERATURES), 3, asked.notice)
+    return msgspec.structs.replace(found, answers=tuple(_speeds(found, "speed, larger pair")))
+
+
+def _speeds(found: Findings, question: str) -> Iterator[Answer]:
+    """A sentence for each temperature."""
+    ratios: dict[float, list[str]] = {}
+    for row in found.figures["results"]:
+        if row["over_best"] is not None:
+            shown = f"{row['contender']} {row['over_best']['median']:.2f}"
+            ratios.setdefault(row["temperature"], []).append(shown)
+    for heat, each in ratios.items():
+        yield Answer(question, f"T = {heat:g}, of mlx-lm at its best: {', '.join(each)}.")
 
 
 class _Noticing(Listener):
@@ -142,122 +157,6 @@ def _examined(draft: Path) -> EngineVerdict | None:
     return recorded(place_of(folder)) if is_converted(folder) else None
 
 
-# Tokens -----------------------------------------------------------------------------------------------
-
-STORED, FLOAT32 = "as stored", "float32"
-_ONE_PRECISION = "float32 beside the stored weights: not here, this processor computes in float32."
-
-
-def exactness(asked: Asked) -> Findings:
-    """Tokens of each strategy against plain decoding, with the weights as they are stored and, on a GPU, in 32 bits."""
-    gpu = computes_on_gpu()
-    ours = plan(
-        strategies=",".join(STRATEGIES),
-        draft_tokens="0",
-        temperature=_TEMPERATURES,
-        max_tokens=asked.sized(16, 96 if gpu else 48),
-    )
-    texts = asked.sized(1, 6 if gpu else 4)
-    stored = _named(STORED, compared(ours, texts, asked.notice))
-    if not gpu:
-        return msgspec.structs.replace(stored, notes=(*stored.notes, _ONE_PRECISION))
-    asked.so_far(stored)
-    models = ours.models()
-    with float32_copy(models.target) as copy, _environment(WHOLE_FLOAT32):
-        in_32_bits = replace(ours, target=str(copy), draft=str(models.draft))
-        whole = _named(FLOAT32, compared(in_32_bits, texts, lambda words: asked.notice(f"{FLOAT32}: {words}")))
-    return msgspec.structs.replace(stored, tables=stored.tables + whole.tables, checks=stored.checks + whole.checks)
-
-
-def _named(precision: str, found: Findings) -> Findings:
-    """With the weights' form in every name."""
-    return msgspec.structs.replace(
-        found,
-        tables=tuple(msgspec.structs.replace(each, title=f"{precision}, {each.title}") for each in found.tables),
-        checks=tuple(msgspec.structs.replace(each, name=f"{precision}, {each.name}") for each in found.checks),
-    )
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Processes that start within the context have these variables too."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
-        os.environ.update(before)
-
-
-# Places -----------------------------------------------------------------------------------------------
-
-
-def placement(asked: Asked) -> Findings:
-    """Where the draft should compute: on the target's device in turns, on it beside the target, or in Core ML."""
-    ours = plan(temperature=_TEMPERATURES[: asked.sized(1, 2)], max_tokens=asked.sized(12, 96))
-    models = ours.models()
-    texts = encoded(prompts(models, asked.sized(1, 4)), ours)
-    requests = [BenchRequest(tokens, index) for index, tokens in enumerate(texts)]
-    found: list[Measurement] = []
-    names, notes = [], list(measured_pair(models))
-    for place in _places():
-        asked.notice(f"{place.line}, loading models")
-        try:
-            draft = models.draft
-            if place.engine == "coreml":
-                draft = converted_draft(str(draft), lambda report: asked.notice(report.stage))
-            with Pipeline(settings=place.settings(models._replace(draft=draft)), arena_memory=0) as pipeline:
-                found += measured([PipelineContender(place.line, pipeline)], requests, ours, asked.notice)
-        except PipelineError as error:
-            if place.engine != "coreml":
-                raise
-            notes.append(f"{place.line}: not measured. {error}")
-        names.append(place.line)
-        asked.so_far(placed(rows(found, names), notes))
-    return placed(rows(found, names), notes)
-
-
-def _places() -> list[PipelineEntry]:
-    """Core ML last: its load may take long, or not end."""
-    in_turns, beside = "the same cores, in turns", "cores of its own, beside"
-    if computes_on_gpu():
-        in_turns, beside = "the GPU, in turns", "the GPU, beside"
-    places = [
-        PipelineEntry("no draft", AUTOREGRESSIVE),
-        PipelineEntry(in_turns, "adaptive", placement="shared"),
-        PipelineEntry(beside, "adaptive", placement="apart"),
-    ]
-    core_ml = PipelineEntry("Core ML, beside", "adaptive", "coreml", placement="apart")
-    return [*places, *([core_ml] if has_neural_engine() else [])]
-
-
-_PLACES: tuple[Field[BenchRow], ...] = (
-    Field("draft on", lambda row: row.contender),
-    Field("temperature", lambda row: row.temperature),
-    Field("tokens/s", lambda row: row.tokens_per_second, ".1f"),
-    Field("target busy", lambda row: row.median("target_busy"), ".2f"),
-    Field("draft busy", lambda row: row.median("draft_busy"), ".2f"),
-)
-
-
-def placed(found: Sequence[BenchRow], notes: Sequence[str]) -> Findings:
-    """By temperature."""
-    temperatures = dict.fromkeys(row.temperature for row in found)
-    return Findings(
-        tables=(tabulated("Where the draft computes", _PLACES, found, note="Medians over texts."),),
-        settled=tuple(_fastest([row for row in found if row.temperature == heat]) for heat in temperatures),
-        notes=tuple(notes),
-    )
-
-
-def _fastest(found: Sequence[BenchRow]) -> str:
-    rates = ", ".join(f"{row.contender} {row.tokens_per_second:.1f}" for row in found)
-    best = max(found, key=lambda row: row.tokens_per_second)
-    return f"Placement at T = {best.temperature:g}, tokens/s with the draft on: {rates}; fastest: {best.contender}."
-
-
 # Prompts -----------------------------------------------------------------------------------------------
 
 _READERS: dict[PrefillEngineName, str] = {"none": "the target itself", "mlx": "MLX process"}
@@ -295,7 +194,13 @@ def _first_tokens(asked: Asked, engine: PrefillEngineName) -> dict[int, float]:
 def _read(times: dict[PrefillEngineName, dict[int, float]]) -> Findings:
     rows = tuple((length, *(1e3 * seconds[length] for seconds in times.values())) for length in times["none"])
     columns = ("prompt tokens", *(f"{_READERS[engine]}, ms" for engine in times))
-    return Findings(tables=(Table("Time to the first token", columns, rows, _PROMPTS_NOTE),))
+    length = max(times["none"])
+    told = ", ".join(f"{_READERS[engine]} {1e3 * seconds[length]:.0f}" for engine, seconds in times.items())
+    text = f"Milliseconds to the first token behind {length:,} tokens: {told}."
+    return Findings(
+        tables=(Table("Time to the first token", columns, rows, _PROMPTS_NOTE),),
+        answers=(Answer("prompts", text),),
+    )
 
 
 def _first_token(pipeline: Pipeline, vocabulary: int, length: int, repeats: int) -> float:

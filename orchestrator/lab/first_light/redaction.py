@@ -40,7 +40,7 @@ _ORDINARY = frozenset(
 """Names that many machines and users have, and words of chips, of our own reports and of a device profile."""
 _FEWEST = 2
 """Letters of a name."""
-_OUR_WORDS = ("stage", "status", "origin")
+_OUR_WORDS = ("stage", "status", "origin", "question")
 """Fields with words of ours alone, which a user may be called too."""
 _SHORTEST_PROMPT = 12
 """Characters: a shorter one says nothing of anybody."""

@@ -1,13 +1,14 @@
 """What came of the stages of a first light: the report as data, and as a page. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from orchestrator.lab import report as shown
-from orchestrator.lab.findings import Findings
+from orchestrator.lab.findings import Answer, Findings
+from orchestrator.machine.conditions import Conditions
 
 Status: TypeAlias = Literal["done", "failed", "not here", "skipped"]
 """not here: this machine lacks what the stage needs; skipped: there was no time, or the user left it out."""
@@ -22,6 +23,9 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reason: str = ""
     """Why it is not done."""
     seconds: float = 0.0
+    before: Conditions | None = None
+    after: Conditions | None = None
+    """None: it did not run."""
     findings: Findings = Findings()
 
     @property
@@ -30,10 +34,21 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.status != "failed" and self.findings.good
 
 
+class QuestionRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question and what is known."""
+
+    question: str
+    stage: str
+    asks: str
+    answers: tuple[str, ...] = ()
+    reason: str = ""
+    """Why there is no answer."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What made results: they stand in one report if all but `began` is the same."""
 
-    format: int = 3
+    format: int = 4
     """Raised if a field changes its meaning."""
     program: str
     """Version, and commit where it is known."""
@@ -44,49 +59,56 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class LightReport(Run, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything, in the order of the stages."""
+    """Everything, in the order of the questions and of the stages."""
 
+    questions: tuple[QuestionRow, ...]
     stages: tuple[StageReport, ...]
 
 
-_FOOTER = """\
-measured: by this run on this machine. computed: from such numbers, by the formula beside it. reported: by others, \
-elsewhere, for comparison. Prompts, names, paths and addresses were removed from every file of this folder before it \
-was written."""
+_FOOTER = "Prompts, names, paths and addresses were removed from every file of this folder before it was written."
 
 
 def page(report: LightReport) -> str:
     """The whole file."""
     heading = [report.program, *report.machine, f"begun {report.began}; {'; '.join(report.options)}"]
-    cards = (_settled(report.stages), _summary(report.stages))
-    body = "".join(f'<div class="card wide">{card}</div>' for card in cards if card)
-    body += "".join(map(_stage, report.stages))
+    body = f'<div class="card wide">{_questions(report.questions)}</div>{"".join(map(_stage, report.stages))}'
     return shown.page("First light", heading, body, _FOOTER)
 
 
-def settled(stages: Iterable[StageReport]) -> list[str]:
-    """What was open before this run and is known now, a sentence each."""
-    return [sentence for stage in stages for sentence in stage.findings.settled]
+def question_rows(questions: Iterable[tuple[str, str, str]], reports: Sequence[StageReport]) -> Iterator[QuestionRow]:
+    """Each question with the answers of its stage. `questions`: name, stage, and what is asked. `reports`: of all."""
+    by_stage = {report.stage: report for report in reports}
+    for name, stage, asks in questions:
+        report = by_stage[stage]
+        found = [*report.findings.answers, *([_conditions(reports)] if name == "conditions" else [])]
+        answers = tuple(each.text for each in found if each.question == name)
+        reason = "" if answers else report.reason or " ".join(report.findings.notes) or "its stage does not tell"
+        yield QuestionRow(question=name, stage=stage, asks=asks, answers=answers, reason=reason)
 
 
-def _settled(stages: Iterable[StageReport]) -> str:
-    found = "".join(f"<li>{escape(sentence)}</li>" for sentence in settled(stages))
-    return f"<h2>What this run settled</h2><ul>{found}</ul>" if found else ""
+def _conditions(reports: Sequence[StageReport]) -> Answer:
+    """Of all stages that ran."""
+    seen = [each for report in reports for each in (report.before, report.after) if each is not None]
+    swap = [each.swap for each in seen if each.swap is not None] or [0.0]
+    kinds = "; ".join(sorted({each.speed for each in seen}))
+    return Answer("conditions", f"{kinds or 'no stage ran'}; swap from {min(swap):,.0f} to {max(swap):,.0f} MiB.")
 
 
-def _summary(stages: Iterable[StageReport]) -> str:
-    rows = [
-        f'<tr><td><a href="#{stage.stage}">{escape(stage.title)}</a></td>'
-        f'<td class="{_look(stage)}">{_state(stage)}</td><td class="text faint">{escape(_result(stage))}</td></tr>'
-        for stage in stages
-    ]
-    return f"<table>{''.join(rows)}</table>"
+def _questions(rows: Iterable[QuestionRow]) -> str:
+    shown = "".join(
+        f'<tr><td class="text"><a href="#{row.stage}">{escape(row.asks)}</a></td>'
+        f'<td class="text{"" if row.answers else " absent"}">{escape(" ".join(row.answers) or row.reason)}</td></tr>'
+        for row in rows
+    )
+    return f"<h2>What was asked, and what this run found</h2><table>{shown}</table>"
 
 
 def _stage(stage: StageReport) -> str:
     reason = f"{_state(stage)}{': ' if stage.reason else ''}{escape(stage.reason)}"
     title = f'<h2 id="{stage.stage}">{escape(stage.title)}</h2><p class="{_look(stage)}">{reason}</p>'
-    return f'<div class="card">{title}{shown.section(stage.findings)}</div>'
+    pair = f"Before: {stage.before}. After: {stage.after}." if stage.before else ""
+    conditions = f'<p class="faint">{escape(pair)}</p>' if pair else ""
+    return f'<div class="card">{title}{conditions}{shown.section(stage.findings)}</div>'
 
 
 def _look(stage: StageReport) -> str:
@@ -99,18 +121,3 @@ def _state(stage: StageReport) -> str:
     if stage.status != "done":
         return stage.status
     return f"{'done' if stage.good else 'found something wrong'}, {stage.seconds:.0f} s"
-
-
-def _result(stage: StageReport) -> str:
-    """One line: the reason, what is wrong, or the first of this machine's numbers, or of its checks."""
-    checks = stage.findings.checks
-    wrong = [check for check in checks if check.status == "fail"]
-    own = [value for value in stage.findings.values if value.origin != "reported"]
-    if stage.reason or wrong:
-        return stage.reason or f"{wrong[0].name}: {wrong[0].text}"
-    if own:
-        return f"{own[0].name}: {shown.shown(own[0].value)} {own[0].unit}"
-    if len(checks) == 1:
-        return checks[0].text
-    warnings = sum(check.status == "warn" for check in checks)
-    return f"{len(checks)} checks, {warnings} warnings" if checks else ""

@@ -57,14 +57,14 @@ class Found(msgspec.Struct, frozen=True, tag="found", forbid_unknown_fields=True
     """It is done."""
 
 
-Answer: TypeAlias = StageNotice | Found | Failed
+StageMessage: TypeAlias = StageNotice | Found | Failed
 
 
 def main() -> int:
     # A shell starts background commands with the interrupt ignored, which children inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     order = msgspec.json.decode(sys.argv[1], type=StageOrder)
-    answer: Callable[[Answer], None] = claim_output()
+    answer: Callable[[StageMessage], None] = claim_output()
     end_with_parent(order.life)
     # A stage compares plain decoding with speculation, with the same keywords.
     warnings.simplefilter("ignore", IneffectiveOption)
@@ -130,7 +130,7 @@ def run_stage(
         # Ctrl-C at the terminal reaches this process alone, which then ends the stage in order.
         with ChildProcess(command, inherited=[theirs.fileno()]) as process:
             try:
-                while answer := process.report(Answer, began + seconds - time.monotonic()):
+                while answer := process.report(StageMessage, began + seconds - time.monotonic()):
                     match answer:
                         case StageNotice(text):
                             notice(text)

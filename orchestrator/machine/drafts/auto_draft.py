@@ -6,7 +6,7 @@ from typing import Self
 import msgspec
 
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
-from orchestrator.machine.hardware import chip, is_quiet, system_build
+from orchestrator.machine.hardware import chip, is_quiet
 from orchestrator.machine.neural_engine import EXAMINER, PREDICTS
 from protocol.contracts.coreml import (
     EngineChoice,

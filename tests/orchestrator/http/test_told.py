@@ -6,7 +6,6 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.core.options import Options
 from orchestrator.runtime.request_state import to_request
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.client import PipelineState
@@ -118,7 +117,7 @@ def test_what_clients_ask_by_themselves_yields(path: str, body: dict[str, Any], 
 @pytest.mark.parametrize(("body", "seeded"), [({}, False), ({"seed": 0}, True)])
 def test_whether_a_client_chose_the_seed_reaches_the_scheduler(body: dict[str, Any], seeded: bool):
     found = asked(CHAT, {**HELLO, **body})
-    task = to_request(found.params.submit("r", found.tokens), CODEC, Options(), ModelSampling())
+    task = to_request(found.params.submit("r", found.tokens), CODEC, ModelSampling())
 
     assert task.seeded is seeded
 

@@ -1,8 +1,6 @@
 """Laws of examining forwards: what is compared is found, and what is timed."""
 
 import itertools
-import json
-from pathlib import Path
 from typing import TypeVar
 
 import mlx.core as mx
@@ -12,20 +10,21 @@ import pytest
 from orchestrator.lab.forwards import (
     Compared,
     ForwardOrder,
+    ForwardsReady,
     ForwardTimed,
     LoopTimed,
     Parting,
     Ties,
     parting,
 )
-from orchestrator.lab.forwards_process import In32Bits, Rounds, compare, examine, gap, ties
+from orchestrator.lab.forwards_process import ELEMENTS, Rounds, Unpacked, compare, examine, gap, made_up, ties
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.observed_modules import stage
 from protocol.inference.slots import PREFIX
 from protocol.messages.base import Level
 from protocol.messages.sampling import Sampling
 from protocol.sampling.gumbel_noise import Noise, scores
-from target_worker.float32_copy import copy_in_32_bits
-from tests.support.models.tiny_models import VOCABULARY, network, tree_model
+from tests.support.models.tiny_models import VOCABULARY, tree_model
 from tests.support.paths import DEMO_TARGET
 
 Kind = TypeVar("Kind")
@@ -55,7 +54,7 @@ def test_every_width_and_shape_of_the_models_level_is_compared_with_width_1_and_
     assert [(one.width, one.shape) for one in found] == expected
     assert all(one.positions >= 27 and one.difference < 1e-4 for one in found)
     assert {(one.flips, one.gap) for one in found} == {(0, None)}
-    assert reports(order, Ties, model) == [Ties("own", 32, 0, 0)]
+    assert reports(order, Ties, model) == [Ties(32, 0, 0)]
     assert [one.width for one in reports(order, ForwardTimed, model)] == timed
 
 
@@ -72,31 +71,24 @@ def test_a_flip_is_counted_with_the_gap_that_it_had():
     assert found.gap == pytest.approx(0.1 / spread, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
-def test_in_half_precision_a_head_in_32_bits_is_compared_too_and_left_as_it_was(kind: mx.Dtype):
-    stock = network()
-    stock.set_dtype(kind)
-    model = LanguageModel(stock)
-    order = ForwardOrder(tokens=TOKENS, prompt=8, compared=(1, 5), heads=("own", "float32"))
-
-    assert [one.head for one in reports(order, Ties, model)] == ["own", "float32"]
-    compared = [(one.head, one.flips) for one in reports(order, Compared, model)]
-    assert compared == [*[("own", 0)] * 3, *[("float32", 0)] * 3]
-    assert model.sequence().evaluate((5,), (-1,)).dtype == kind
-
-
 def test_ties_are_counted_in_units_of_the_logits_own_type():
     """Between 2 and 4 bfloat16 has a number every 1/64."""
     rows = np.array([[1, 3, 3], [1, 3, 3 - 1 / 64], [1, 3, 3 - 1 / 32], [-4, -3, -3]], np.float32)
 
-    assert ties(rows, 2**-7, "own") == Ties("own", 4, 2, 3)
-    assert ties(rows, 2**-23, "float32") == Ties("float32", 4, 2, 2)
+    assert ties(rows, 2**-7) == Ties(4, 2, 3)
+    assert ties(rows, 2**-23) == Ties(4, 2, 2)
 
 
-def test_our_loops_await_each_result_or_dispatch_the_next_before():
-    assert reports(ForwardOrder(tokens=TOKENS, prompt=8, rounds=4), LoopTimed) == [
-        LoopTimed(loop, width, 250.0) for width in (1, 5) for loop in ("waited", "ahead")
+def test_our_loops_await_each_result_or_dispatch_the_next_before_and_are_not_staged_last():
+    model = tree_model()
+    model.unstage = stage(model.network)
+    found = reports(ForwardOrder(tokens=TOKENS, prompt=8, rounds=4, contexts=(64,)), LoopTimed, model)
+
+    assert [(one.loop, one.width, one.context) for one in found] == [
+        (loop, *of) for loop in ("ahead", "waited", "unstaged") for of in ((1, 0), (5, 0), (1, 64))
     ]
+    assert {one.milliseconds for one in found} == {250.0}
+    assert all(one.memory >= 0.0 for one in found)
 
 
 @pytest.mark.parametrize("parents", [(-1,), (-1, 0, 0, 1, 1)])
@@ -116,23 +108,25 @@ def test_forwards_that_are_dispatched_ahead_leave_the_sequence_as_those_that_are
 def test_a_forward_is_timed_behind_each_context_that_fits():
     timed = reports(ForwardOrder(timed=(1, 3), contexts=(16, 4000, 10**6), samples=2), ForwardTimed)
 
-    assert timed == [ForwardTimed(width, context, 1000.0) for context in (16, 4000) for width in (1, 3)]
+    assert timed == [ForwardTimed(width, context, 1000.0, 1000.0) for context in (16, 4000) for width in (1, 3)]
 
 
-def test_a_copy_in_32_bits_is_an_ordinary_model_with_the_same_tokenizer(tmp_path: Path):
-    copy_in_32_bits(DEMO_TARGET, tmp_path / "copy")
-    weights = mx.load(str(tmp_path / "copy" / "model.safetensors"))
-    config = json.loads((tmp_path / "copy" / "config.json").read_text())
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.half)])
+def test_a_model_and_a_made_up_drafter_are_examined_in_each_type(precision: str):
+    kind = ELEMENTS[precision]
+    stored, drafter = LanguageModel.load(DEMO_TARGET, Unpacked(kind)), made_up(kind, 128)
+    found = [one for model in (stored, drafter) for one in reports(ForwardOrder(), ForwardsReady, model)]
 
-    assert isinstance(weights, dict)
-    assert {weight.dtype for weight in weights.values()} == {mx.float32}
-    assert "quantization" not in config
-    assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == (DEMO_TARGET / "tokenizer.json").read_bytes()
-    copied, stored = (
-        LanguageModel.load(folder).sequence().evaluate((5,), (-1,)) for folder in (tmp_path / "copy", DEMO_TARGET)
-    )
-    assert mx.allclose(copied, stored, atol=1e-4).item()
-    assert LanguageModel.load(DEMO_TARGET, In32Bits()).sequence().evaluate((5,), (-1,)).dtype == mx.float32
+    assert [(one.activations, one.level) for one in found] == [(precision, "tree")] * 2
+    assert all(one.size > 0 for one in found)
+
+
+def test_a_mixture_of_experts_is_made_up_and_compared_in_joint_forwards_too():
+    order = ForwardOrder(tokens=TOKENS[:14], prompt=8, compared=(3,), joint=True)
+    found = reports(order, Compared, made_up(mx.float32, 0))
+
+    assert [one.shape for one in found] == ["chain", "tree", "joint"]
+    assert all(one.positions == 6 and one.difference < 1e-4 for one in found)
 
 
 PROMPT = (5, 9, 2, 33)

@@ -15,6 +15,7 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.sentences import say
 from orchestrator.lab.first_light.stages import StageScreen, stage_names
+from orchestrator.machine.conditions import conditions
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 if TYPE_CHECKING:
@@ -64,15 +65,15 @@ def first_light(
     """Measure everything that is worth knowing about this machine, in one folder to send.
 
     Checks, exactness, costs, the Neural Engine, overlap, prompts, and comparisons with mlx-lm: an hour at
-    most. Ctrl-C stops it; the same command goes on where it stopped. What this machine lacks is told as such. The
-    folder has a page, one JSON object, a device profile and logs, without prompts, names or paths. Ends with exit
-    code 1 if something is wrong.
+    most, without sudo. Ctrl-C stops it; the same command goes on where it stopped. Each question has an answer, or the
+    reason why this machine can't give one. The folder has a page, one JSON object, a device profile and logs, without
+    prompts, names or paths. Ends with exit code 1 if something is wrong.
 
     \b
     launch-pipeline first-light
     launch-pipeline first-light --short
     launch-pipeline first-light --minutes 15 --skip second-bench
-    launch-pipeline first-light --only neural-engine
+    launch-pipeline first-light --only sleep
     """
     from orchestrator.lab.bench.prompts import shipped_prompts
     from orchestrator.lab.first_light.folder import LightFolder, this_run
@@ -89,11 +90,14 @@ def first_light(
         verb = "Going on with" if folder.resumed else "Writing to"
         advice = "Ctrl-C stops; the same command goes on. Leave the machine alone meanwhile."
         say(f"{verb} {folder.path}. {advice}", err=True)
+        now = conditions()
+        if now.power.startswith("Battery") or now.mode == "low power":
+            say(f"This machine is slower now than it can be: {now.speed}.", err=True)
     try:
         with _Screen(quiet=as_json) as screen:
             report = run(folder, settings, Choice(minutes, only, skip), screen)
     except KeyboardInterrupt:
-        done = f"{len(folder.done())} of {len(stage_names())} stages are in {folder.path}"
+        done = f"{len(folder.done())} of {len(stage_names())} stages are in {folder.path} and {folder.archive().name}"
         say(f"{done}; the same command goes on with the others.", err=True)
         raise
     archive = folder.archive()
@@ -106,10 +110,14 @@ def first_light(
 
 
 def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
-    from orchestrator.lab.first_light.report import settled
-
-    for sentence in settled(report.stages):
+    for sentence in (sentence for row in report.questions for sentence in row.answers):
         say(sentence)
+    open_ones: dict[str, list[str]] = {}
+    for row in report.questions:
+        if not row.answers:
+            open_ones.setdefault(row.reason, []).append(row.question)
+    for reason, questions in open_ones.items():
+        say(f"Not answered: {', '.join(questions)} ({reason.rstrip('.')}).")
     # As short as it can be typed here.
     sent = archive.relative_to(Path.cwd()) if archive.is_relative_to(Path.cwd()) else archive
     say(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {sent}")

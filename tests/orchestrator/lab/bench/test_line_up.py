@@ -42,6 +42,12 @@ def test_chains_are_measured_at_every_k_and_adaptive_beside_its_parts(strategies
     assert names(plan(strategies, **options)) == lines
 
 
+def test_on_a_gpu_the_draft_in_turns_is_a_line_of_its_own():
+    lines = [(entry.line, entry.placement) for entry in entries(plan("adaptive"), gpu=True)]
+
+    assert lines[1:3] == [("adaptive", "auto"), ("adaptive, one device", "shared")]
+
+
 def test_a_trained_drafter_takes_the_place_of_the_draft_by_the_engine_of_its_kind(tmp_path: Path):
     drafter = drafter_files.write(tmp_path / "eagle", drafter_files.specforge())
     models = PAIR._replace(draft=drafter, engine="eagle3")

@@ -40,7 +40,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def both_at_once(target: Path, draft: Path, engine: str, **_: object) -> OverlapTimes:
         measured.append(engine)
-        return OverlapTimes(0.02, 0.007, 0.02, 0.007)
+        return OverlapTimes(0.02, 0.007, 0.02, 0.007, 0.009)
 
     monkeypatch.setattr(devices, "both_at_once", both_at_once)
     monkeypatch.setattr(devices, "converted_draft", lambda *_: Path("package"))

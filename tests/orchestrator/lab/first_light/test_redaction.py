@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lab.calibration import to_toml
-from orchestrator.lab.findings import Findings, Value
+from orchestrator.lab.findings import Answer, Findings, Value
 from orchestrator.lab.first_light.folder import LightFolder
 from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import Run, StageReport
 from orchestrator.lab.first_light.run import Choice, run
 from orchestrator.lab.first_light.stage_process import run_stage
-from orchestrator.lab.first_light.stages import LightSettings, Stage, StageScreen
+from orchestrator.lab.first_light.stages import LightSettings, Question, Stage, StageScreen
 from orchestrator.machine.profiles.device_profiles import load_profile, parse_profile
 
 FAKE = (sys.executable, "-m", "tests.support.fake_stage")
@@ -76,6 +76,7 @@ def test_nothing_that_was_planted_is_in_any_byte_of_the_folder_or_the_archive(
         stages=stages,
         run_one=partial(run_stage, program=FAKE),
         lacks=lambda stage, _: f"no {PLANTED[0]}" if stage.name == "other" else "",
+        questions=[Question("told", stage.name, "What?") for stage in stages],
     )
     with zipfile.ZipFile(folder.archive()) as archive:
         texts = {name: archive.read(name) for name in archive.namelist()}
@@ -128,11 +129,12 @@ def test_a_user_may_be_called_like_a_word_of_ours(tmp_path: Path):
         Redactor(("done", "tells", "measured")),
         [],
     )
-    found = Findings(values=(Value("done", 1.0, "", "measured"),))
+    found = Findings(values=(Value("done", 1.0),), answers=(Answer("measured", "measured"),))
     shown = folder.save(StageReport(stage="tells", title="", status="done", findings=found), "")
 
     assert (shown.stage, shown.status) == ("tells", "done")
-    assert shown.findings.values == (Value("[name]", 1.0, "", "measured"),)
+    assert shown.findings.values == (Value("[name]", 1.0),)
+    assert shown.findings.answers == (Answer("measured", "[name]"),)
 
 
 def test_it_knows_this_machine():

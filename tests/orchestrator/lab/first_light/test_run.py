@@ -1,5 +1,6 @@
 """Laws of a first light's run: what is measured is kept, what fails is told, and the rest goes on."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -12,18 +13,34 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.lab.findings import Findings, Value
+from orchestrator.lab.findings import Answer, Findings, Value
 from orchestrator.lab.first_light import stage_process
 from orchestrator.lab.first_light.folder import REPORT, LightFolder
 from orchestrator.lab.first_light.redaction import Redactor
-from orchestrator.lab.first_light.report import LightReport, Run, StageReport
+from orchestrator.lab.first_light.report import LightReport, Run, StageReport, page
 from orchestrator.lab.first_light.run import Choice, lacking, run
 from orchestrator.lab.first_light.stage_process import RanStage, measurement, run_stage
-from orchestrator.lab.first_light.stages import STAGES, LightSettings, OnNotice, Stage, StageScreen, has_neural_engine
+from orchestrator.lab.first_light.stages import (
+    QUESTIONS,
+    STAGES,
+    LightSettings,
+    OnNotice,
+    Question,
+    Stage,
+    StageScreen,
+    has_neural_engine,
+)
+from orchestrator.machine.conditions import Conditions
 from protocol.errors import InputError
+from tests.support.paths import ROOT
 
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
 NAMES = [stage.name for stage in THREE]
+ASKED = [
+    Question("seven", "one", "How many?"),
+    Question("eight", "two", "And?"),
+    Question("conditions", "two", "When?"),
+]
 HOUR = Choice(60)
 ONE = Run(program="p 1", machine=("chip",), options=("short: False",), began="now")
 
@@ -44,7 +61,7 @@ class Runner:
         if reason := self._fails.get(stage.name):
             failed = StageReport(stage=stage.name, title="", status="failed", reason=reason)
             return RanStage(failed, "last words", stage.name == self._late)
-        found = Findings(values=(Value("seven", 7.0),))
+        found = Findings(answers=(Answer("seven", "There are 7."),))
         return RanStage(StageReport(stage=stage.name, title=stage.title, status="done", findings=found), "")
 
     @property
@@ -58,6 +75,7 @@ def opened(path, run: Run = ONE, wanted=NAMES) -> LightFolder:
 
 def light(folder: LightFolder, runner: Runner, choice: Choice = HOUR, lacks=lambda *_: "") -> LightReport:
     given: dict[str, Any] = {"stages": THREE, "run_one": runner, "lacks": lacks, "clock": lambda: runner.now}
+    given |= {"questions": ASKED, "observe": lambda: Conditions(power="AC Power", swap=runner.now)}
     return run(folder, LightSettings(), choice, StageScreen(), **given)
 
 
@@ -193,10 +211,52 @@ def test_a_damaged_result_is_measured_again_and_a_damaged_folder_refused(tmp_pat
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
-def test_every_stage_has_its_measurements_and_time_for_them_and_all_fit_into_an_hour(stage: Stage):
+def test_every_stage_has_questions_its_measurements_and_time_for_them_and_all_fit_into_an_hour(stage: Stage):
     assert callable(measurement(stage.name))
+    assert stage.name in {question.stage for question in QUESTIONS}
     assert 0 < stage.short_minutes <= stage.minutes + 1 < stage.limit
     assert sum(each.minutes for each in STAGES) <= 55
+
+
+def test_the_documents_table_of_questions_is_the_programs():
+    lines = (ROOT / "docs" / "machines" / "first-light.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.split("|")] for line in lines if line.count("|") == 4]
+
+    assert [(cells[1], cells[2].strip("`")) for cells in table[2:]] == [(each.name, each.stage) for each in QUESTIONS]
+
+
+def test_every_question_has_its_answer_or_the_reason_and_every_stage_its_conditions(tmp_path):
+    runner = Runner(two="it broke")
+    report = light(opened(tmp_path), runner, Choice(25))
+    rows = {row.question: row.answers or row.reason for row in report.questions}
+
+    assert rows == {
+        "seven": ("There are 7.",),
+        "eight": "it broke",
+        "conditions": ("AC Power; swap from 0 to 1,200 MiB.",),
+    }
+    swap = [(each.before and each.before.swap, each.after and each.after.swap) for each in report.stages]
+    assert swap == [(0, 600), (600, 1200), (None, None)]
+    assert "Before: AC Power" in page(report)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_stage_that_needs_a_person_runs_if_it_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch, named: bool):
+    monkeypatch.setitem(globals(), "THREE", [*THREE[:2], dataclasses.replace(THREE[2], needs=("you",))])
+    runner = Runner()
+    report = light(opened(tmp_path), runner, Choice(60, only=("three",) if named else ()))
+
+    assert runner.names == (["three"] if named else ["one", "two"])
+    assert ("--only three" in report.stages[2].reason) is not named
+
+
+def test_without_mlx_only_the_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch):
+    """An Intel Mac, or a virtual machine in which MLX does not start."""
+    monkeypatch.setattr("orchestrator.machine.hardware.mlx_device", lambda: "no Metal device")
+    missing = {stage.name: lacking(stage, LightSettings()) for stage in STAGES}
+
+    assert missing.pop("machine") == ""
+    assert set(missing.values()) == {"MLX can't be used: no Metal device"}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +272,7 @@ def test_a_neural_engine_is_needed_on_apple_silicon_with_core_ml(monkeypatch, sy
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("os.uname", lambda: os.uname_result(("", "", "", "", processor)))
     monkeypatch.setattr("orchestrator.machine.hardware.installed_version", lambda _: version)
+    monkeypatch.setattr("orchestrator.machine.hardware.mlx_device", lambda: None)
 
     needing = next(stage for stage in STAGES if stage.name == "neural-engine")
     assert has_neural_engine() is there
