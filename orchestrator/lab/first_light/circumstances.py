@@ -9,11 +9,9 @@ import msgspec
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
-from orchestrator.lab.bench.contender import GenerationTask
-from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
 from orchestrator.lab.bench.plan import BenchModels
-from orchestrator.lab.bench.trials import encoded
-from orchestrator.lab.findings import Answer, Findings, Value
+from orchestrator.lab.bench.trials import encoded, starts
+from orchestrator.lab.findings import Answer, Findings, Listener, Value
 from orchestrator.lab.first_light.pipelines import measured_pair, plan, prompts
 from orchestrator.lab.first_light.stages import Asked
 from protocol.child_process import ChildProcess, Failed, module_command
@@ -29,29 +27,16 @@ _PATIENCE = 240.0
 
 
 def start(asked: Asked) -> Findings:
-    """From nothing to the first token: the pipeline, alone and with its draft, and mlx-lm."""
+    """From nothing to the first token, by part: mlx-lm, then the pipeline with its draft."""
     models, tokens = _task()
-    values: list[Value] = []
-    for strategy in ("ar", "adaptive"):
-        asked.notice(f"starting {strategy}")
-        began = time.perf_counter()
-        with Pipeline(settings=models.settings(strategy), arena_memory=0) as pipeline:
-            ready = time.perf_counter() - began
-            _rate(pipeline, tokens, 1)
-            whole = time.perf_counter() - began
-        values += [Value(f"{strategy}, ready", ready, "s"), Value(f"{strategy}, first token", whole, "s")]
-    asked.notice("starting mlx-lm")
-    began = time.perf_counter()
-    with running(str(models.target), "") as process:
-        process.await_ready()
-        values.append(Value("mlx-lm, ready", time.perf_counter() - began, "s"))
-        MlxLmContender(process, 0, ()).generate(GenerationTask(tokens, 1, 0.0, 0))
-        values.append(Value("mlx-lm, first token", time.perf_counter() - began, "s"))
+    asked.notice("starting mlx-lm and adaptive")
+    found = starts(plan(), tokens, Listener())
+    values = tuple(
+        Value(f"{name}, {part}", seconds, "s") for name, parts in found.items() for part, seconds in parts.items()
+    )
     told = ", ".join(f"{value.name} {value.value:.2f}" for value in values)
     return Findings(
-        values=tuple(values),
-        answers=(Answer("start", f"Seconds from nothing: {told}."),),
-        notes=measured_pair(models),
+        values=values, answers=(Answer("start", f"Seconds from nothing: {told}."),), notes=measured_pair(models)
     )
 
 
