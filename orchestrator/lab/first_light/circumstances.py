@@ -32,7 +32,10 @@ def start(asked: Asked) -> Findings:
     asked.notice("starting mlx-lm and adaptive")
     found = starts(plan(), tokens, Listener())
     values = tuple(
-        Value(f"{name}, {part}", seconds, "s") for name, parts in found.items() for part, seconds in parts.items()
+        Value(f"{name}, {part}", seconds, "s")
+        for name, parts in found.items()
+        for part, seconds in parts.items()
+        if seconds is not None
     )
     told = ", ".join(f"{value.name} {value.value:.2f}" for value in values)
     return Findings(
