@@ -31,6 +31,10 @@ os.environ["LAUNCH_PIPELINE_DEFAULT_TARGET"] = "demo"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell ignores Ctrl-C for commands behind `&`, and processes of tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if "TEST_ELEMENT" in os.environ:
+    from tests.support.element_types import let_experts_run_in_half
+
+    let_experts_run_in_half(pytest.MonkeyPatch())
 if sys.platform == "darwin":
     # A background conversion in every pipeline of a test would slow all of them down; its own tests ask for it.
     os.environ["LAUNCH_PIPELINE_DRAFT_ENGINE"] = "mlx"

@@ -4,7 +4,6 @@ import json
 import random
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -21,7 +20,7 @@ from protocol.sampling.gumbel_noise import Noise, scores
 from protocol.speculation.token_tree import TokenTree
 from tests.support.draft_conversation import Conversation, grows
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
-from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model
+from tests.support.models.tiny_models import VOCABULARY, stock_logits, tree_model
 from tests.support.paths import DEMO_DRAFT
 from tests.support.processing import processed
 
@@ -68,19 +67,6 @@ def test_a_draft_equal_to_the_target_always_hits(
         main = node.main_child
         assert main is not None
         assert main.token == target_choice(model, [*PROMPT, *talk.behind(node)], sampling)
-
-
-@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("sampling", [Sampling(), COUPLED])
-def test_in_half_precision_it_hits_and_grows_alike_in_any_order_too(sampling: Sampling, kind: mx.Dtype):
-    stock = network("llama", seed=5)
-    stock.set_dtype(kind)
-    made = LanguageModel(stock)
-    engine = MlxEngine(made, "tiny")
-
-    test_a_draft_equal_to_the_target_always_hits(made, engine, sampling, BestFirst(3, 3))
-    test_trees_grown_together_are_those_that_grow_alone(engine)
-    assert_growth_after_a_walk_equals_that_of_a_new_start(engine, sampling)
 
 
 def test_trees_grown_together_are_those_that_grow_alone(engine: MlxEngine):

@@ -17,7 +17,7 @@ from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
 from protocol.sampling.gumbel_noise import Noise
-from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
+from tests.support.models.tiny_models import VOCABULARY, alike, network, stock_logits
 from tests.support.processing import processors
 
 TOKENS = np.array([0, 3, 4, 17, 31, 40, 41, VOCABULARY - 1], np.int32)
@@ -43,25 +43,24 @@ def test_logits_are_those_of_the_whole_head(tied: bool, quantised: bool):
     model = network(tie_word_embeddings=tied)
     if quantised:
         nn.quantize(model, group_size=32, bits=8)
-    whole = np.array(stock_logits(model, PROMPT))
+    whole = stock_logits(model, PROMPT)
 
     shorten_head(model, TOKENS)
 
-    np.testing.assert_allclose(np.array(stock_logits(model, PROMPT)), whole[TOKENS], rtol=1e-4, atol=1e-4)
+    assert alike(stock_logits(model, PROMPT), whole[mx.array(TOKENS)], 1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_head_can_be_widened(tied: bool):
     model, more = network(tie_word_embeddings=tied), [2, 60]
-    whole = np.array(stock_logits(model, PROMPT))
+    whole = stock_logits(model, PROMPT)
 
     head = shorten_head(model, TOKENS)
 
     assert head.widens == tied
     if tied:
         head.widen(more)
-        found = np.array(stock_logits(model, PROMPT))
-        np.testing.assert_allclose(found, whole[[*TOKENS, *more]], rtol=1e-5, atol=1e-5)
+        assert alike(stock_logits(model, PROMPT), whole[mx.array([*TOKENS.tolist(), *more])], 1e-5)
         head.widen([])
         assert stock_logits(model, PROMPT).shape[-1] == len(TOKENS)
 
@@ -116,7 +115,7 @@ def test_candidates_are_those_of_a_whole_head_without_the_other_tokens(name: str
     guessable = {*TOKENS.tolist(), *PROMPT, *NODES} if tied else set(TOKENS.tolist())
     head = np.array(sorted(token for token in guessable if token < shared))
     for row, node in enumerate(NODES):
-        logits[row, head] = np.array(stock_logits(model, [*PROMPT, node]))[head]
+        logits[row, head] = np.array(stock_logits(model, [*PROMPT, node]).astype(mx.float32))[head]
     positions = [len(PROMPT) + 1] * len(NODES)
     expected = propose(mx.array(logits), positions, sampling, batch(sampling), Noise(target, shared))
     for got, want in zip(found, expected, strict=True):

@@ -28,7 +28,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Forest, Prefilled, Prefilling, Start, Stop, ToWorker, Verdict
 from protocol.worker.interface import WorkerReply
 from target_worker.feature_rings import FeatureRings
-from tests.support.models.tiny_models import VOCABULARY, tree_model
+from tests.support.models.tiny_models import VOCABULARY, alike, tree_model
 from tests.support.segments import exists
 from tests.support.target_requests import PROMPT, Request, start, target
 
@@ -114,7 +114,7 @@ def expected(tokens: Sequence[int], outputs: Sequence[int] = _OUTPUTS) -> np.nda
     for layer in network.model.layers:
         states.append(layer(states[-1], "causal"))
     found = [network.model.norm(states[-1]) if output == FINAL else states[output + 1] for output in outputs]
-    return np.array(mx.concatenate(found, axis=-1)[0])
+    return np.array(mx.concatenate(found, axis=-1)[0].astype(mx.float32))
 
 
 def assert_rows(
@@ -123,9 +123,8 @@ def assert_rows(
     """All these tokens have rows, no other has one, and all are right."""
     rows, right = talk.rows[request.sequence], expected(request.tokens, outputs)
     assert sorted(rows) == list(positions)
-    np.testing.assert_allclose(
-        [rows[place] for place in positions], right[positions.start : positions.stop], error, error
-    )
+    found = np.stack([rows[place] for place in positions])
+    assert alike(mx.array(found), mx.array(right[positions.start : positions.stop]), error)
 
 
 def names(replies: Sequence[WorkerReply]) -> set[str]:

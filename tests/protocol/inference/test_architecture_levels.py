@@ -14,11 +14,11 @@ from mlx_lm.models.cache import CacheList, make_prompt_cache
 from protocol.inference import tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.quantized_kv import deviation
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
+from tests.support.models.tiny_models import ELEMENT, alike
 
 CHAINS = {
     *("baichuan_m1", "jamba", "longcat_flash_ngram", "mamba", "recurrent_gemma", "rwkv7"),
@@ -33,8 +33,6 @@ NARROWER_WHEN_DECODING = {"plamo3"}
 TREES = sorted(set(modules()) - CHAINS - PLAIN - set(IMPOSSIBLE))
 CONTEXT = 3 * WINDOW + 2
 TREE = (-1, 0, 0, 1, -1, 3, 4)
-MOST = 1e-3
-"""Largest mean deviation, in standard deviations of the logits."""
 
 
 @cache
@@ -69,7 +67,7 @@ def paths(tree: Sequence[int]) -> Iterator[list[int]]:
 def assert_paths(name: str, logits: mx.array, prefix: Sequence[int], tree: Sequence[int]) -> None:
     """`logits` are those of TREE behind the prefix."""
     for row, path in enumerate(paths(tree)):
-        assert deviation(logits[row], path_logits(name, [*prefix, *path])) < MOST, row
+        assert alike(logits[row], path_logits(name, [*prefix, *path])), row
 
 
 def grown(sequence: TreeSequence, seed: int) -> tuple[list[int], mx.array]:
@@ -166,9 +164,7 @@ def assert_chain(name: str, logits: mx.array, prefix: Sequence[int], path: Seque
     for token in (*prefix, *path):
         expected.append(model(name).network(mx.array([[token]]), cache=stock)[0, -1])
     for row, one in zip(logits, expected[len(prefix) :], strict=True):
-        possible = mx.isfinite(one)
-        deviation = mx.where(possible, mx.abs(row - one), 0).mean() / mx.std(mx.where(possible, one, 0))
-        assert (deviation < MOST).item(), deviation
+        assert alike(row, one)
 
 
 _CHUNKED_IN_GATE = {"gemma3_text", "qwen3_next", "granitemoehybrid", "lfm2", "llama4", "rwkv7", "phi3"}
@@ -187,9 +183,7 @@ def test_prefill_in_chunks_leaves_the_same_logits_behind(name: str, length: int,
     """As one chunk of up to 512 does. Learned positions end at 1,024."""
     text = tokens(length, 11)
     small, large = (_prefilled(name, text, size) for size in (chunk, 512))
-    possible = mx.isfinite(large)
-    difference = mx.where(possible, mx.abs(small - large), 0).mean()
-    assert (difference < MOST * mx.std(mx.where(possible, large, 0))).item(), difference
+    assert alike(small, large)
 
 
 def _prefilled(name: str, text: Sequence[int], chunk: int) -> mx.array:
@@ -228,8 +222,8 @@ def _logits(name: str, prompt: np.ndarray) -> np.ndarray:
     """(tokens, V): of the ids that a prompt here can have."""
     stock = _model(name)
     logits = stock(mx.array(prompt[None]), cache=make_prompt_cache(stock))[0, :, :VOCABULARY]
-    assert logits.dtype == mx.float32
-    return np.array(logits)
+    assert logits.dtype == ELEMENT
+    return np.array(logits.astype(mx.float32))
 
 
 @pytest.mark.thorough

@@ -1,6 +1,9 @@
 """What Linux computes in float32 and a Mac in float16 or bfloat16: the same laws hold in the model's own type."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +24,8 @@ from protocol.sampling.gumbel_noise import Noise, scores
 from tests.conftest import HALF
 from tests.support.element_types import let_experts_run_in_half, types_of, watch
 from tests.support.models.architectures import IMPOSSIBLE, modules, tiny, tiny_with_wide_heads
-from tests.support.models.tiny_models import network, stock_logits
+from tests.support.models.tiny_models import ROUNDING, network, stock_logits
+from tests.support.paths import ROOT
 from tests.support.processing import processed
 
 VOCABULARY = 32_000
@@ -33,8 +37,25 @@ TREE = (1, 2, 3, 4, 5, 6, 7)
 PARENTS = (-1, 0, 0, 1, -1, 3, 4)
 PATHS = {(1, 2, 4, 6): (0, 1, 3, 5), (1, 3): (0, 2), (5, 7): (4, 6)}
 """The paths to the leaves, with the rows on each."""
-ROUNDING = 0.05
-"""Mean deviation of logits that half precision explains, in standard deviations."""
+
+LAWS = [
+    f"tests/{folder}/test_{name}.py"
+    for folder, names in {
+        "draft_worker": ("engines", "logits_processors", "prefix_sharing", "short_head"),
+        "draft_worker/prefill": ("prefill_worker",),
+        "protocol/inference": (
+            *("architecture_levels", "language_model", "latent_attention", "layer_cache", "quantized_kv"),
+            *("replaced_tokens", "tap", "tree_sequence"),
+        ),
+        "target_worker": (
+            *("begun_forwards", "failed_calls", "feature_rings", "kv", "logits_processors", "prefix_sharing"),
+            *("prompt_logprobs", "recorded", "rejection", "worker"),
+        ),
+        "target_worker/disk_cache": ("cache",),
+    }.items()
+    for name in names
+]
+"""Tests of networks whose type `TEST_ELEMENT` sets: of forwards, caches, workers, and the draft's engine."""
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +213,10 @@ def test_no_float32_enters_a_network_that_has_none_in_mlx_lm(
     tree = (TREE, PARENTS) if made.level == "tree" else (TREE[:1], PARENTS[:1])
     for sequence in sequences:
         sequence.prefill(PROMPT)
+    sequences.append(sequences[0].copy(len(PROMPT)))
+    if made.layout:
+        sequences.append(made.sequence())
+        sequences[-1].adopt(*sequences[0].export(0, len(PROMPT)), len(PROMPT), made.layout.dtype)
     for tokens, parents in (tree, (TREE[:1], PARENTS[:1])):
         parts = [ForwardPart(each, tokens, _behind(each.next_row, parents)) for each in sequences]
         mx.eval(made.evaluate_together(parts))
@@ -250,3 +275,15 @@ def _picks(logits: mx.array, sampling: Sampling) -> Sequence[int]:
     given = processed(logits, sampling, tokens=(1, 4, 4, 9))
     picks: Any = mx.argmax(scores(given, range(len(given)), sampling, Noise(VOCABULARY)), axis=-1).tolist()
     return picks
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.timeout(900)
+@both_kinds
+@pytest.mark.parametrize("law", LAWS)
+def test_what_holds_of_networks_in_float32_holds_of_them_in_half_precision(law: str, kind: mx.Dtype):
+    element = str(kind).removeprefix("mlx.core.")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "600", law]
+    run = subprocess.run(command, cwd=ROOT, env=os.environ | {"TEST_ELEMENT": element}, capture_output=True, text=True)
+
+    assert run.returncode == 0, run.stdout

@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
@@ -19,16 +18,12 @@ from protocol.inference.language_model import LanguageModel, impossible_windows,
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import MAX_CONTEXT
 from tests.support.models.architectures import configuration, tiny
-from tests.support.models.tiny_models import network, stock_logits, tree_model
+from tests.support.models.tiny_models import alike, network, stock_logits, tree_model
 
 _PROMPT = (5, 9, 2, 33, 41, 7)
 _TOKENS = (1, 2, 3, 4, 5, 6, 7)
 _PARENTS = (-1, 0, 0, 1, -1, 3, 4)
 _PATHS = ((1,), (1, 2), (1, 3), (1, 2, 4), (5,), (1, 2, 4, 6), (5, 7))
-
-
-def _equal(ours: mx.array, theirs: mx.array) -> bool:
-    return np.allclose(np.array(ours), np.array(theirs), atol=1e-4, rtol=1e-4)
 
 
 def test_a_model_whose_attention_cannot_be_joined_evaluates_in_turns(monkeypatch: pytest.MonkeyPatch):
@@ -38,7 +33,7 @@ def test_a_model_whose_attention_cannot_be_joined_evaluates_in_turns(monkeypatch
 
     found = model.evaluate_together([ForwardPart(_prefilled(model, 4), _TOKENS, _PARENTS) for _ in range(2)])
 
-    assert all(_equal(logits, _prefilled(model, 4).evaluate(_TOKENS, _PARENTS)) for logits in found)
+    assert all(alike(logits, _prefilled(model, 4).evaluate(_TOKENS, _PARENTS)) for logits in found)
 
 
 def _prefilled(model: LanguageModel, length: int) -> TreeSequence:
@@ -82,7 +77,7 @@ def test_a_tree_without_committed_tokens():
     logits = model.sequence().evaluate(_TOKENS, _PARENTS)
 
     for row, path in enumerate(_PATHS):
-        assert _equal(logits[row], stock_logits(model.network, path))
+        assert alike(logits[row], stock_logits(model.network, path))
 
 
 def test_a_wrapped_model_still_serves_mlx_lm_itself():

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.tree_sequence import TreeSequence
 from tests.support.models.architecture_sizes import WINDOW
 from tests.support.models.architectures import tiny
-from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model
+from tests.support.models.tiny_models import VOCABULARY, alike, network, stock_logits, tree_model
 
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
 MOST_SEQUENCES = 3
@@ -143,7 +142,7 @@ class Sequences(RuleBasedStateMachine):
         """Whether the logits behind one more token are those of mlx-lm alone. The sequence does not change."""
         logits = sequence.evaluate((8,), (-1,))[0]
         sequence.keep((), ())
-        return np.allclose(np.array(logits), np.array(stock_logits(self.model.network, [*committed, 8])), atol=1e-3)
+        return alike(logits, stock_logits(self.model.network, [*committed, 8]))
 
     def of(self, which: int) -> tuple[TreeSequence, list[int]]:
         return self.all[which % len(self.all)]
@@ -251,7 +250,7 @@ def test_rows_far_behind_a_window_are_let_go_and_the_rest_moves(monkeypatch: pyt
         first, tree = sequence.next_row, [numbers.randrange(60) for _ in range(4)]
         logits = sequence.evaluate(tree, (-1, first, first, first + 2))
         expected = stock_logits(made.network, [*text, tree[0], tree[2], tree[3]])
-        assert np.allclose(np.array(logits[3]), np.array(expected), atol=1e-3)
+        assert alike(logits[3], expected)
         sequence.keep([first, first + 2], ())
         text += [tree[0], tree[2]]
         sequence.forget(len(text) - 1)
@@ -265,7 +264,7 @@ def test_rows_far_behind_a_window_are_let_go_and_the_rest_moves(monkeypatch: pyt
         sequence.truncate(shorter)
         text = text[: sequence.committed]
         logits = sequence.evaluate((7,), (-1,))
-        assert np.allclose(np.array(logits[0]), np.array(stock_logits(made.network, [*text, 7])), atol=1e-3)
+        assert alike(logits[0], stock_logits(made.network, [*text, 7]))
     assert not text
 
 
@@ -285,7 +284,7 @@ def test_a_remembered_place_outlives_the_rows_behind_a_window(monkeypatch: pytes
     for each in (other, sequence):
         each.truncate(min(50, each.committed))
         logits = each.evaluate((7,), (-1,))
-        assert np.allclose(np.array(logits[0]), np.array(stock_logits(made.network, [*text[:42], 7])), atol=1e-3)
+        assert alike(logits[0], stock_logits(made.network, [*text[:42], 7]))
     memory = sequence.memory
     assert sequence.shed()
     assert sequence.memory < memory

@@ -1,12 +1,11 @@
 """Committed tokens whose rows are computed again: slots change, rows beside them stay, logits are the same."""
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from protocol.inference.slots import PREFIX, SlotTable
 from protocol.inference.tree_sequence import TreeSequence
-from tests.support.models.tiny_models import stock_logits, tree_model
+from tests.support.models.tiny_models import alike, stock_logits, tree_model
 
 TOKENS = (4, 9, 1, 30, 22, 7)
 
@@ -38,8 +37,8 @@ def test_replacing_tokens_by_themselves_changes_no_logits(first: int):
 
     count = len(TOKENS) - first
     for row, path in ((count, [11, 12, 13]), (count + 1, [11, 14])):
-        assert np.allclose(np.array(replaced[row]), np.array(stock_logits(model.network, [*TOKENS, *path])), atol=1e-3)
-    assert np.allclose(np.array(replaced[count - 1]), np.array(stock_logits(model.network, list(TOKENS))), atol=1e-3)
+        assert alike(replaced[row], stock_logits(model.network, [*TOKENS, *path]))
+    assert alike(replaced[count - 1], stock_logits(model.network, list(TOKENS)))
 
 
 def test_tokens_may_begin_at_any_position():
@@ -50,4 +49,4 @@ def test_tokens_may_begin_at_any_position():
     logits = shifted.evaluate([*TOKENS, 11, 12], [PREFIX, 0], 0)
 
     assert shifted.position(1) == 40 + len(TOKENS) + 1
-    assert np.allclose(np.array(logits), np.array(plain.evaluate([*TOKENS, 11, 12], [PREFIX, 0], 0)), atol=1e-3)
+    assert alike(logits, plain.evaluate([*TOKENS, 11, 12], [PREFIX, 0], 0))

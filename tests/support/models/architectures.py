@@ -19,6 +19,7 @@ import mlx_lm.models
 from mlx.utils import tree_flatten, tree_map_with_path
 
 from tests.support.models.architecture_sizes import HEAD_SIZES, RECIPES, SIZES, TEXT_CLASSES, WIDTHS
+from tests.support.models.tiny_models import ELEMENT
 from tests.support.paths import DEMO_TARGET
 
 IMPOSSIBLE = {
@@ -68,7 +69,7 @@ def configuration(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def tiny(name: str, seed: int = 0, **changes: Any) -> Any:
-    """A random float32 model. Raises what the module raises if the configuration does not fit it."""
+    """A random model. Raises what the module raises if the configuration does not fit it."""
     return _built(name, configuration(name, **changes), seed)
 
 
@@ -101,6 +102,7 @@ def _built(name: str, config: dict[str, Any], seed: int) -> Any:
     model = module.Model(module.ModelArgs.from_dict(config))
     model.set_dtype(mx.float32)
     model.update(tree_map_with_path(_varied, model.parameters()))
+    model.set_dtype(ELEMENT)
     model.eval()
     mx.eval(model.parameters())
     return model

@@ -1,6 +1,7 @@
 """Models small enough to make in a test, with random weights, and what stock mlx-lm says about them."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.quantized_kv import deviation
 
 VOCABULARY = 67
+ELEMENT: mx.Dtype = getattr(mx, os.environ.get("TEST_ELEMENT", "float32"))
+"""Of all tiny networks."""
+ROUNDING = 0.05
+"""Mean deviation of logits that half precision explains, in standard deviations."""
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -49,6 +55,7 @@ def network(architecture: str = "llama", seed: int = 0, **changes: Any) -> Any:
         case _:
             model = qwen3.Model(qwen3.ModelArgs(model_type="qwen3", head_dim=8, **sizes))
     model.update(tree_map(lambda weights: weights * 2.5 if weights.ndim == 2 else weights, model.parameters()))
+    model.set_dtype(ELEMENT)
     mx.eval(model.parameters())
     return model
 
@@ -69,6 +76,11 @@ def tree_model(architecture: str = "llama", seed: int = 0, **changes: Any) -> La
 def stock_logits(model: Any, tokens: Sequence[int]) -> mx.array:
     """(V,) logits behind `tokens`, as mlx-lm computes them."""
     return model(mx.array([list(tokens)]), cache=make_prompt_cache(model))[0, -1]
+
+
+def alike(logits: mx.array, expected: mx.array, most: float = 1e-3) -> bool:
+    """Whether they differ by rounding alone: by `most` of a standard deviation in float32."""
+    return deviation(logits, expected) < (most if ELEMENT.size == 4 else ROUNDING)
 
 
 def greedy(model: Any, prompt: Sequence[int], count: int = 12) -> list[int]:

@@ -133,17 +133,6 @@ def test_a_sequence_that_is_taken_up_goes_on_exactly(name: str):
     assert mx.array_equal(sequence.evaluate([9], [-1]), fresh.evaluate([9], [-1]))
 
 
-@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("name", ["qwen3", "mamba2"])
-def test_one_in_half_precision_too(name: str, kind: mx.Dtype, monkeypatch: pytest.MonkeyPatch):
-    network = tiny(name)
-    network.set_dtype(kind)
-    made = LanguageModel(network)
-    monkeypatch.setitem(globals(), "model", lambda _: made)
-
-    test_a_sequence_that_is_taken_up_goes_on_exactly(name)
-
-
 @pytest.mark.parametrize(("name", "alike", "taken"), [("qwen3_next", 500, 400), ("qwen3", 600, 2 * CHUNK)])
 def test_another_conversation_with_the_same_beginning_takes_what_is_whole_of_it(name: str, alike: int, taken: int):
     """An earlier state, or whole chunks of rows."""
