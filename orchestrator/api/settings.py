@@ -15,6 +15,7 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.workers import foreign_tokenizer
 from orchestrator.machine.blas.library import HOW_TO_GET_ONE
 from orchestrator.machine.drafts.draft_choice import DraftChoice, pair_for
+from orchestrator.machine.drafts.shipped_drafts import with_successors
 from orchestrator.machine.hardware import lacks_fast_blas
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.sampling_defaults import model_sampling
@@ -135,6 +136,7 @@ def checked_setup(
         address="",
         target=str(folder),
         draft=str(choice.folder or ""),
+        successors=str(with_successors(folder, choice.folder) or ""),
         target_engine=settings.target_engine,
         draft_engine=choice.engine,
         prefill_engine=prefill,

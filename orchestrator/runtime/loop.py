@@ -73,8 +73,9 @@ class Orchestrator:
         began = time.monotonic()
         self._codec = TextCodec(Path(setup.target))
         self._tokenizer_seconds = time.monotonic() - began
-        known = stored_successors(Path(setup.draft)) if setup.draft else None
-        self._machine = Machine(setup.options, setup.pace.name if setup.pace else "", known)
+        self._machine = Machine(
+            setup.options, setup.pace.name if setup.pace else "", stored_successors(setup.successors)
+        )
         self._journal = Journal(setup.record) if setup.record else None
         self._trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self._subscribers = Subscribers[ClientAddress](

@@ -36,6 +36,8 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     target: str
     draft: str
     """Model folder; empty for a draft without its own model, which gets the target's."""
+    successors: str = ""
+    """Folder of the table of what the target writes; empty without one."""
     target_engine: TargetEngineName = "mlx"
     draft_engine: DraftEngineName = "mlx"
     prefill_engine: PrefillEngineName = "none"

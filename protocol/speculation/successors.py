@@ -38,11 +38,11 @@ class Successors:
         return None
 
 
-def stored_successors(folder: Path) -> Successors | None:
-    """Those of the draft in `folder`; None without the file, or with a damaged one: it is not needed."""
-    file = folder / SUCCESSORS
+def stored_successors(folder: str | Path) -> Successors | None:
+    """The table in `folder`; None for no folder, without the file, or with a damaged one: it is not needed."""
+    file = Path(folder) / SUCCESSORS
     try:
-        return Successors(file.read_bytes()) if file.is_file() else None
+        return Successors(file.read_bytes()) if folder and file.is_file() else None
     except (OSError, ValueError) as error:
         log.warning("%s is left out (%s)", file, error)
         return None

@@ -3,12 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 
 import msgspec
 
-from orchestrator.core.events import Arrived, Event, Submitted, WorkerUp
+from orchestrator.core.events import Arrived, Event, Submitted
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.findings import Column, Table
@@ -37,7 +36,7 @@ from orchestrator.lab.profile.run import TracedRun, WorkerLife
 from protocol.messages.base import Role
 from protocol.messages.client import Statistics
 from protocol.messages.worker import Prefilled, Start, Verdict, Verify
-from protocol.speculation.successors import stored_successors
+from protocol.speculation.successors import Successors
 from protocol.worker.spans import SpanKind
 
 _TRAVELLING, _HELD = "messaging", "orchestrator"
@@ -135,13 +134,14 @@ _EXPECTED = (
 )
 
 
-def expected_rounds(events: Sequence[tuple[Event, float]], options: Options, last: int) -> Table:
+def expected_rounds(
+    events: Sequence[tuple[Event, float]], options: Options, last: int, successors: Successors | None = None
+) -> Table:
     """Rounds as the strategy expected them and as they came, in means by the tree and by whether prompt lookup had a
     guess behind the root. Of the `last` requests, which were served one by one, by a replay of a recorded pipeline: at
     a verdict the strategy's figures are still those that it has decided by."""
     requests = [event.request for event, _ in events if isinstance(event, Submitted)][-last:]
-    models = (event.hello.model for event, _ in events if isinstance(event, WorkerUp) and event.hello.role == "draft")
-    machine = Machine(options, successors=next(filter(None, map(stored_successors, map(Path, models))), None))
+    machine = Machine(options, successors=successors)
     kinds = defaultdict[tuple[float, str, int, bool], list[tuple[float, ...]]](list)
     for event, now in events:
         verdict = event.message if isinstance(event, Arrived) else None

@@ -119,7 +119,7 @@ def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None, most:
             results = _generate(pipeline, task, notice)
             run = load(Path(folder))
             options = msgspec.structs.replace(task.settings.options, strategy=pipeline.strategy)
-            expected = expected_rounds(list(replay(Path(journal))), options, len(results))
+            expected = expected_rounds(list(replay(Path(journal))), options, len(results), pipeline.successors)
             alone: dict[str, WorkerLife] = {}
             for name, life in replays(run, Path(folder), task.settings.draft_command):
                 notice(f"replayed {name} alone")

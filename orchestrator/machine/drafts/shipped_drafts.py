@@ -44,6 +44,12 @@ def shipped_draft(target: Path) -> Path | None:
     return demo if vocabulary_fingerprint(demo) == vocabulary_fingerprint(target) else None
 
 
+def with_successors(target: Path, draft: Path | None) -> Path | None:
+    """Folder of the table of what this target writes, whichever draft serves it: the draft's, or the shipped one."""
+    folders = (draft, packed_draft() if is_default_target(target) else None)
+    return next((folder for folder in folders if folder is not None and (folder / SUCCESSORS).is_file()), None)
+
+
 def packed_draft() -> Path:
     """Folder of the default target's draft as it is shipped."""
     return worker_folder("draft") / "default_draft"

@@ -23,6 +23,7 @@ from orchestrator.machine.drafts.shipped_drafts import (
     packed_draft,
     shipped_draft,
     whole_draft,
+    with_successors,
 )
 from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
@@ -105,6 +106,14 @@ def test_it_is_made_once_for_each_head_tokenizer_and_table(tmp_path: Path, model
     fourth = whole_draft(draft, model)
     assert len({first, second, third, fourth}) == 4
     assert (fourth / SUCCESSORS).read_bytes() == (draft / SUCCESSORS).read_bytes()
+
+
+def test_a_table_is_the_draft_s_or_that_of_the_default_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    draft = packed(tmp_path / "packed")
+    assert with_successors(DEMO_TARGET, draft) == draft
+    assert with_successors(DEMO_TARGET, None) is with_successors(DEMO_TARGET, DEMO_DRAFT) is None
+    monkeypatch.setattr(module, "is_default_target", lambda _: True)
+    assert with_successors(DEMO_TARGET, DEMO_DRAFT) == with_successors(DEMO_TARGET, None) == packed_draft()
 
 
 @pytest.mark.parametrize("name", PACKED)
