@@ -30,6 +30,8 @@ def successors(written: Iterable[Answers]) -> bytes:
     likely = one_chance >= _LEAST
     ones, one_next, one_chance = ones[likely], one_next[likely], one_chance[likely]
     twos, two_next, two_chance = _likeliest((before << 32 | last)[before >= 0], following[before >= 0], _SEEN_TWO)
+    if not len(ones):
+        return b""
     place = np.minimum(np.searchsorted(ones, twos & _LAST), len(ones) - 1)
     known = ones[place] == twos & _LAST
     same = known & (one_next[place] == two_next) & (np.abs(one_chance[place] - two_chance) < _SAME)
@@ -52,6 +54,8 @@ def _places(answers: Answers) -> tuple[_Numbers, _Numbers, _Numbers]:
 
 def _likeliest(keys: _Numbers, following: _Numbers, least: int) -> tuple[_Numbers, _Numbers, npt.NDArray[np.float64]]:
     """Each key that was seen `least` times, ascending, with its most frequent follower and that one's share."""
+    if not len(keys):
+        return keys, following, np.empty(0)
     pairs, counts = np.unique(np.stack([keys, following]), axis=1, return_counts=True)
     order = np.lexsort((counts, pairs[0]))
     ends = np.flatnonzero(np.diff(pairs[0][order], append=-1))

@@ -99,7 +99,8 @@ def first_models(settings: PipelineSettings, *, asks: bool) -> tuple[PipelineSet
 
     `asks`: a person at the terminal is offered its download, until the default pair is on this disk.
     """
-    named = settings.target or settings.draft or settings.pace or os.environ.get(VARIABLE)
+    elsewhere = settings.listen or settings.target_hosts or settings.target_texts or settings.draft_command
+    named = settings.target or settings.draft or settings.pace or os.environ.get(VARIABLE) or elsewhere
     if sys.platform != "darwin" or named or settings.target_engine != "mlx":
         return settings, ""
     drafts = draft_model(settings.draft_engine) != "none"

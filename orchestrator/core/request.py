@@ -80,6 +80,8 @@ class Request:
         """Tokens of the prompt whose token_logprobs the client waits for."""
         self._max_tokens = task.max_tokens
         self._lookup = PromptLookup(successors)
+        self._vocabulary = 0
+        """Of the target; 0 before one is up."""
         self._lookup.extend(self.tokens)
         self._verified_nodes: dict[NodeId, Node] = {}
         """Nodes under verification."""
@@ -220,7 +222,7 @@ class Request:
     def limit_to(self, target: Hello) -> None:
         """Generate no more than this target's context has room for, and verify no more than it can."""
         self._max_tokens = min(self.task.max_tokens, target.context - len(self.task.tokens))
-        self.level = target.level
+        self.level, self._vocabulary = target.level, target.vocabulary
         self.alone = target.batch_dependent and target.level == "tree" and self.task.seeded
 
     @property
@@ -358,6 +360,8 @@ class Request:
         nodes: list[Node] = []
         least = self.speculation.tree.root.log_path + math.log(TUNING.lookup_least)
         for token, claimed in self._lookup.chain([*self.tokens[-LONGEST:], *path[::-1]], limit):
+            if token >= self._vocabulary:
+                break  # a table of another target
             belief = self.speculation.estimates.lookup(claimed, len(nodes))
             node = (nodes[-1] if nodes else leaf).guess(token, belief, belief)
             if node.log_path < least:

@@ -264,8 +264,11 @@ class LocalModel(NamedTuple):
 
 def local_models() -> list[LocalModel]:
     """All that are found, by program and name. Folders that can't be read are passed over."""
-    found = [*_hugging_face(), *_lm_studio(), *_ollama()]
-    return sorted(set(found))
+    found: set[LocalModel] = set()
+    for program in (_hugging_face, _lm_studio, _ollama):
+        with suppress(OSError):
+            found.update(program())
+    return sorted(found)
 
 
 def _hugging_face() -> Iterator[LocalModel]:

@@ -99,11 +99,11 @@ class Session:
 
         Returns the address that is offered. Raises InputError if the folder can't be this user's alone.
         """
-        if not self.folder.is_dir():
-            private_folder(_own_home(self.folder.parent))
-            private_folder(self.folder)
         # A full disk may have room later.
         with suppress(OSError):
+            for folder in (_own_home(self.folder.parent), self.folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private_folder(folder)
             if offered is not None and not (self.folder / _OFFER).exists():
                 self.offer(offered)
         return self.offered

@@ -19,7 +19,7 @@ MAX_STEPS = 256
 """Most growth steps below one root that a draft may be asked for."""
 MAX_TREES = 64
 """Most trees of one Forest."""
-MAX_SUPPORT = 64
+MAX_FAN = 64
 """Most guesses behind one node that a plan asks for."""
 MAX_ALTERNATIVES = 20
 """Most tokens whose log-probabilities a request may ask for at each position."""

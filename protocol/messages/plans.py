@@ -4,7 +4,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import MAX_STEPS, MAX_SUPPORT, MessagePart, Probability
+from protocol.messages.base import MAX_FAN, MAX_STEPS, MessagePart, Probability
 
 
 class BestFirst(MessagePart, frozen=True, tag="best_first"):
@@ -12,7 +12,7 @@ class BestFirst(MessagePart, frozen=True, tag="best_first"):
     path probability `least`, and after `steps` steps below one root until an Extend allows more (None: no pause)."""
 
     width: Annotated[int, Meta(ge=1, le=256)]
-    fan: Annotated[int, Meta(ge=1, le=MAX_SUPPORT)]
+    fan: Annotated[int, Meta(ge=1, le=MAX_FAN)]
     least: Probability = 0.0
     steps: Annotated[int, Meta(ge=0, le=MAX_STEPS)] | None = None
     lookup: bool = False
@@ -30,7 +30,7 @@ class FanOut(MessagePart, frozen=True, tag="fan_out"):
     token after k accepted ones (k = 0..depth), each continued by a chain of `depth` tokens."""
 
     depth: Annotated[int, Meta(ge=1, le=256)]
-    fan: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_SUPPORT)], ...], Meta(min_length=2, max_length=257)]
+    fan: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FAN)], ...], Meta(min_length=2, max_length=257)]
 
 
 GrowthPlan: TypeAlias = BestFirst | Chain | FanOut

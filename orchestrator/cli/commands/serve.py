@@ -243,7 +243,7 @@ def serve(for_starter: str | None, running: str | None, settings: PipelineSettin
     if running is None and not models:
         settings, first = first_models(settings, asks=True)
         notes.append(first)
-        if settings.memory_check != "off":
+        if settings.memory_check != "off" and settings.target_engine == "mlx" and settings.target_hosts is None:
             require_room(settings.target)
         if for_starter and not _knows_tools(settings):
             refuse_without_tools(for_starter, settings.target or default_pair_state().name)

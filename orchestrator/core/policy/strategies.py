@@ -10,7 +10,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
 from orchestrator.core.request import Request
-from protocol.messages.base import MAX_SUPPORT
+from protocol.messages.base import MAX_FAN
 from protocol.messages.plans import Chain, FanOut, GrowthPlan
 from protocol.speculation.token_tree import Node
 
@@ -88,7 +88,7 @@ class PublishedSsd(IndependentRequests):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         options, depth = self._options, draft_tokens or self._options.draft_tokens
         fan = geometric_fan_out(estimates.acceptance.get(0.0), estimates.hits.exponent, depth, options.fan_budget)
-        return FanOut(depth, tuple(min(MAX_SUPPORT, guesses) for guesses in fan))
+        return FanOut(depth, tuple(min(MAX_FAN, guesses) for guesses in fan))
 
     def decide_alone(self, request: Request, now: float) -> Decision:
         missed = not request.tree.root.children

@@ -31,13 +31,11 @@ def start(asked: Asked) -> Findings:
     models, tokens = _task()
     asked.notice("starting mlx-lm and adaptive")
     found = starts(plan(), tokens, Listener())
-    values = tuple(
-        Value(f"{name}, {part}", seconds, "s")
-        for name, parts in found.items()
-        for part, seconds in parts.items()
-        if seconds is not None
+    known = {name: {part: s for part, s in parts.items() if s is not None} for name, parts in found.items()}
+    values = tuple(Value(f"{name}, {part}", s, "s") for name, parts in known.items() for part, s in parts.items())
+    told = "; ".join(
+        f"{name}: {', '.join(f'{part} {s:.2f}' for part, s in parts.items())}" for name, parts in known.items()
     )
-    told = ", ".join(f"{value.name} {value.value:.2f}" for value in values)
     return Findings(
         values=values, answers=(Answer("start", f"Seconds from nothing: {told}."),), notes=measured_pair(models)
     )

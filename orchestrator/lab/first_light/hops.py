@@ -53,8 +53,8 @@ def measure(asked: Asked) -> Findings:
             taken = sorted(hops(quality, pause, asked.sized(20, 400)))
             rows.append((name, 1e3 * pause, 1e6 * median(taken) / 2, 1e6 * taken[99 * len(taken) // 100] / 2))
     text = (
-        f"A hop takes so many µs, and one in a hundred more than the second figure ({conditions().speed}): "
-        + ", ".join(f"class {name} after {pause:g} ms {usual:.0f} and {most:.0f}" for name, pause, usual, most in rows)
+        f"A hop's µs, as a median and the slowest of a hundred ({conditions().speed}): "
+        + ", ".join(f"class {name} after {pause:g} ms {usual:.0f}, {most:.0f}" for name, pause, usual, most in rows)
         + ". On battery and in Low Power Mode, ask again: first-light --only hops --out OTHER."
     )
     figures = (Column("pause, ms", ".0f"), Column("a hop, µs", ".0f"), Column("99 of 100, µs", ".0f"))

@@ -89,9 +89,10 @@ def question_rows(questions: Iterable[tuple[str, str, str]], reports: Sequence[S
 def _conditions(reports: Sequence[StageReport]) -> Answer:
     """Of all stages that ran."""
     seen = [each for report in reports for each in (report.before, report.after) if each is not None]
-    swap = [each.swap for each in seen if each.swap is not None] or [0.0]
+    swap = [each.swap for each in seen if each.swap is not None]
+    swapped = f"; swap from {min(swap):,.0f} to {max(swap):,.0f} MiB" if swap else ""
     kinds = "; ".join(sorted({each.speed for each in seen}))
-    return Answer("conditions", f"{kinds or 'no stage ran'}; swap from {min(swap):,.0f} to {max(swap):,.0f} MiB.")
+    return Answer("conditions", f"{kinds or 'no stage ran'}{swapped}.")
 
 
 def _questions(rows: Iterable[QuestionRow]) -> str:

@@ -125,7 +125,7 @@ def drafters(asked: Asked) -> Findings:
                 kind, size = one.activations, one.size
             elif isinstance(one, ForwardTimed):
                 rate = size / one.milliseconds / 1e6
-                told.append(f"{one.width} rows in {one.milliseconds:.2f} ms ({rate:.1f} GB/s)")
+                told.append(f"width {one.width}: a forward in {one.milliseconds:.2f} ms ({rate:.1f} GB/s)")
         status = "ok" if kind == precision else "fail"
         checks.append(Check(f"drafter in {precision}", status, f"computes in {kind}"))
         answers.append(Answer("trained drafters", f"EAGLE-3, {precision}: computes in {kind}; {', '.join(told)}."))

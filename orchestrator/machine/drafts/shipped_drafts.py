@@ -45,7 +45,7 @@ def shipped_draft(target: Path) -> Path | None:
 
 
 def with_successors(target: Path, draft: Path | None) -> Path | None:
-    """Folder of the table of what this target writes, whichever draft serves it: the draft's, or the shipped one."""
+    """Folder of the table of successors: of what the draft's own target wrote, or of what the default target writes."""
     folders = (draft, packed_draft() if is_default_target(target) else None)
     return next((folder for folder in folders if folder is not None and (folder / SUCCESSORS).is_file()), None)
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.core.options import Options
-from orchestrator.machine.checkpoints import LocalModel, cached, local_models
+from orchestrator.machine.checkpoints import LocalModel, cached, gguf_file, known_folder, local_models
 from orchestrator.machine.default_target import VARIABLE
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes
 from orchestrator.machine.memory import budget
@@ -155,7 +155,19 @@ def first_pair() -> LocalPair | None:
             )
             if target and draft and budget.fits(target.bytes + draft.bytes, memory_bytes() // 2):
                 found.append((pair.target.parameters, LocalPair(name, origin, target.target, draft.target)))
-    return max(found, key=lambda each: each[0])[1] if found else None
+    found.sort(key=lambda each: each[0], reverse=True)
+    return next((pair for _, pair in found if all(map(_can_be_read, (pair.target, pair.draft)))), None)
+
+
+def _can_be_read(model: str) -> bool:
+    """Other programs' GGUF files may hold what we can't: an image model beside the text's, for instance."""
+    from orchestrator.machine.gguf.folder import planned
+
+    try:
+        file = None if known_folder(model) is not None else gguf_file(model, fetch=False)
+        return file is None or bool(planned(file))
+    except (InputError, OSError):
+        return False
 
 
 def _is(model: Model, local: LocalModel) -> bool:

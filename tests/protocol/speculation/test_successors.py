@@ -60,6 +60,19 @@ def test_it_is_made_of_what_the_target_wrote_behind_the_same_text():
     assert made.after(0, 9) is None
 
 
+@pytest.mark.parametrize(
+    ("texts", "own"),
+    [([[1, 2]], True), ([[1, 9, 3]], False), ([[1, 9, 2], [1, 9, 3], [1, 9, 4]], True)],
+    ids=["short", "nothing of its own", "nothing that comes again"],
+)
+def test_of_too_little_text_it_is_empty(texts: list[list[int]], own: bool):
+    answers = Answers.blank([0.0] * len(texts), 3)
+    for row, text in enumerate(texts):
+        answers.put(row, 0, text, [*[False] * (len(text) - 1), own])
+
+    assert Successors(successors([answers])).after(1, 9) is None
+
+
 def test_the_shipped_table_names_tokens_of_the_default_target():
     folder = ROOT / "draft_worker" / "default_draft"
     table, rows = stored_successors(folder), np.fromfile(folder / SUCCESSORS, "<u4").reshape(-1, 4)

@@ -117,7 +117,7 @@ def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
         if not row.answers:
             open_ones.setdefault(row.reason, []).append(row.question)
     for reason, questions in open_ones.items():
-        say(f"Not answered: {', '.join(questions)} ({reason.rstrip('.')}).")
+        say(f"Not answered: {'; '.join(questions)} ({reason.rstrip('.')}).")
     # As short as it can be typed here.
     sent = archive.relative_to(Path.cwd()) if archive.is_relative_to(Path.cwd()) else archive
     say(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {sent}")
