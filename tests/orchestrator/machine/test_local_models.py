@@ -173,6 +173,7 @@ def test_the_first_command_on_a_mac_takes_what_is_there_and_asks_only_a_person(
 @pytest.mark.usefixtures("mac")
 def test_a_user_who_names_models_or_is_elsewhere_has_them_as_they_are(monkeypatch: pytest.MonkeyPatch):
     named = [{"target": "a/b"}, {"draft": "a/b"}, {"pace": "m4"}, {"target_engine": "none"}]
+    named += [{"listen": "127.0.0.1:5580"}, {"target_hosts": "hosts.json"}, {"draft_command": ("true",)}]
     settings = [PipelineSettings().changed(**each) for each in named]
     assert [first_models(each, asks=True) for each in settings] == [(each, "") for each in settings]
     for variable, system in (("auto", "darwin"), ("", "linux")):
