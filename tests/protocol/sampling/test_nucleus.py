@@ -19,7 +19,7 @@ _SHORT_ROUNDING = 1e-6
 """The same of a sum over the most probable tokens alone, from the top down."""
 
 
-@pytest.fixture(autouse=True, params=["on the host", "on a device"])
+@pytest.fixture(params=["on the host", "on a device"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "on a device":
         monkeypatch.setattr("protocol.sampling.logits_processors.on_host", lambda: False)
@@ -40,6 +40,7 @@ def _mass_above(logits: np.ndarray) -> np.ndarray:
     return above
 
 
+@pytest.mark.usefixtures("place")
 @settings(max_examples=150)
 @given(logits=logit_rows(), mass=_MASSES)
 def test_the_nucleus_is_that_of_a_full_sort(logits: np.ndarray, mass: float):
@@ -72,6 +73,7 @@ def test_min_p_keeps_mlx_lm_s_tokens_and_sorts_nothing(logits: np.ndarray, share
     assert widths == []
 
 
+@pytest.mark.usefixtures("place")
 @settings(max_examples=60)
 @given(logits=logit_rows(), mass=_MASSES, count=st.sampled_from([0, 1, 20, 300]))
 def test_a_row_s_nucleus_does_not_depend_on_the_rows_beside_it(logits: np.ndarray, mass: float, count: int):
@@ -90,6 +92,7 @@ def test_top_k_keeps_what_is_no_less_than_the_kth(logits: np.ndarray, count: int
     assert np.array_equal(_kept(logits, Sampling(temperature=1.0, top_k=count)), (logits >= kth) & np.isfinite(logits))
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_no_distribution_is_left_alone_and_disturbs_no_other(value: float):
     logits = rows("normal", 2, 5000, seed=1)
@@ -103,6 +106,7 @@ def test_a_row_that_is_no_distribution_is_left_alone_and_disturbs_no_other(value
     assert np.array_equal(found[1], logits[1], equal_nan=True)
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
     "sampling",
     [
