@@ -169,7 +169,7 @@ def least_nearby(logs: _Row, mass: float) -> float:
         outside = np.flatnonzero(np.cumsum(np.exp(falling.astype(np.float64))) >= mass)
         if len(outside):
             return float(falling[outside[0]])
-    return _searched(logs, mass, 1)
+    return _searched(logs, mass, max(1, min(_SHORTLIST, len(logs) - 1)))
 
 
 def _searched(row: _Row, mass: float, count: int = _SHORTLIST) -> float:

@@ -1,5 +1,5 @@
 """Which token most often follows one or two others in what a target writes: a table beside its draft. With it a text
-that has not repeated itself yet has guesses too, and they cost nothing. Pure but for the reading of its file.
+that has not repeated itself yet has guesses too, which take no time of a draft. Pure but for the reading of its file.
 
 Rows of (before, last, next, chance), uint32, ascending: `next` follows the tokens `before` and `last`, or `last` behind
 any token where `before` is ANY, with the probability chance / CERTAIN.
