@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,17 @@ fail() { printf '%s\\n' "$1" >&2; exit 1; }
 """
 
 
-def _gate(folder: Path, type_checker: str) -> tuple[int, str]:
-    """The exit status of `bin/test`, and what it printed. Its tools are stand-ins; the type checker runs this line."""
+def _gate(folder: Path, type_checker: str, pytest: str = "echo a.py") -> tuple[int, str]:
+    """The exit status of `bin/test`, and what it printed. Its tools are stand-ins; the type checker and pytest run
+    these lines."""
     (folder / "bin").mkdir()
     shutil.copy(ROOT / "bin/test", folder / "bin/test")
     (folder / "bin/.bootstrap").write_text(_BOOTSTRAP)
     tools = folder / ".venv/bin"
     tools.mkdir(parents=True)
-    for name in ("ruff", "lint-imports", "pytest", "python"):
-        (tools / name).write_text("#!/bin/sh\necho a.py\n")
-    (tools / "basedpyright").write_text(f"#!/bin/sh\n{type_checker}\n")
+    lines = dict.fromkeys(("ruff", "lint-imports", "python"), "echo a.py")
+    for name, line in {**lines, "basedpyright": type_checker, "pytest": pytest}.items():
+        (tools / name).write_text(f"#!/bin/sh\n{line}\n")
     for tool in tools.iterdir():
         tool.chmod(0o755)
     ended = subprocess.run([folder / "bin/test"], capture_output=True, text=True)
@@ -44,3 +46,15 @@ def test_it_runs_the_tests_if_all_checks_pass(tmp_path: Path):
     code, printed = _gate(tmp_path, "exit 0")
 
     assert (code, "-- tests" in printed) == (0, True)
+
+
+def test_a_test_process_that_dies_ends_it_with_the_name_of_its_test(tmp_path: Path):
+    (tmp_path / "pyproject.toml").touch()
+    for name in "abcdefgh":
+        line = "__import__('os')._exit(1)" if name == "d" else "pass"
+        (tmp_path / f"test_{name}.py").write_text(f"def test_one(): pass\ndef test_two(): {line}\n")
+    code, printed = _gate(tmp_path, "exit 0", f'timeout 20 {sys.executable} -m pytest "$@"')
+
+    assert code == 1
+    assert "crashed while running 'test_d.py::test_two'" in printed
+    assert "tests failed." in printed
