@@ -72,6 +72,13 @@ def _is_quick(file: Path) -> bool:
 
 
 @pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """A test that leaves another answer to Ctrl-C fails: a later one, which interrupts itself, would end all tests."""
+    yield
+    assert signal.signal(signal.SIGINT, signal.default_int_handler) is signal.default_int_handler
+
+
+@pytest.fixture(autouse=True)
 def no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quick test that starts a process fails, also where all tests run: so it starts no pipeline."""
 

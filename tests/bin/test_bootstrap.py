@@ -506,6 +506,7 @@ def test_a_python_for_both_processors_leaves_rosetta(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(posix, "uname", lambda: SimpleNamespace(machine="x86_64"))
     monkeypatch.setattr(posix, "execv", lambda *command: started.extend(command[1]))
+    monkeypatch.setattr("_signal.signal", lambda *_: None)
     monkeypatch.setattr("orchestrator.cli.entry.main", lambda: None)
     start()
 
