@@ -94,20 +94,21 @@ def _stage(text: str) -> str:
     return text.partition(", ")[0]
 
 
-def first_models(settings: PipelineSettings, *, asks: bool) -> tuple[PipelineSettings, str]:
+def first_models(settings: PipelineSettings, *, asks: bool, tools: bool = False) -> tuple[PipelineSettings, str]:
     """The settings with models for a user who names none, and a sentence about them: on a Mac a recommended pair.
 
-    `asks`: a person at the terminal is offered its download, until the default pair is on this disk.
+    `asks`: a person at the terminal is offered its download, until the default pair is on this disk. `tools`: only
+    models do that know tools.
     """
     elsewhere = settings.listen or settings.target_hosts or settings.target_texts or settings.draft_command
     named = settings.target or settings.draft or settings.pace or os.environ.get(VARIABLE) or elsewhere
     if sys.platform != "darwin" or named or settings.target_engine != "mlx":
         return settings, ""
     drafts = draft_model(settings.draft_engine) != "none"
-    if pair := first_pair():
+    if pair := first_pair(tools):
         found = settings.changed(target=pair.target, draft=pair.draft if drafts else None)
         return found, f"The models are {pair}: --pair and --target choose others."
-    name = modest(TALK)
+    name = modest((TALK, AGENTS)[tools])
     if name is None:
         return settings, _GAINS_NOTHING
     models = published()[name]

@@ -74,7 +74,7 @@ def pairs_command(pair: str | None, as_json: bool) -> None:
     kind = ", as float32 on a processor" if on_processor else ""
     say(f"For this machine. Sizes are estimated{kind}.")
     print_whole(table)
-    default = f"Without --pair: {first_pair() or default_pair_state()}."
+    default = f"Without --pair: {first_pair(tools=False) or default_pair_state()}."
     others = "All drafts of a target: `launch-pipeline pairs --pair NAME`."
     for words in (same, _too_big(rows) if fitting else "", others, default):
         say(words) if words else None

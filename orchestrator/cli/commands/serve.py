@@ -241,7 +241,7 @@ def serve(for_starter: str | None, running: str | None, settings: PipelineSettin
     defaults = ({} if for_starter is None else {"reasoning_eos": "close"}) | server_defaults(options)
     notes = without_effect(settings, several=bool(models))
     if running is None and not models:
-        settings, first = first_models(settings, asks=True)
+        settings, first = first_models(settings, asks=True, tools=bool(for_starter))
         notes.append(first)
         if settings.memory_check != "off" and settings.target_engine == "mlx" and settings.target_hosts is None:
             require_room(settings.target)

@@ -116,6 +116,7 @@ TALK = ("qwen2.5-3b", "qwen2.5-1.5b")
 """The best first. They answer at once, without a thought before."""
 AGENTS = ("qwen3-14b", "qwen3-8b", "qwen3-4b", "qwen2.5-1.5b")
 """The best first. Their chat templates know tools."""
+_WITHOUT_TOOLS = ("smollm2-1.7b", "gemma2-9b", "gemma3-12b", "gemma3-27b")
 _PACKING = re.compile(r"(?:[-.](?:\d+bit|mxfp4|i?q\d\w*|gguf))+$")
 _OLLAMA_OMITS = re.compile(r"^meta|instruct|it$")
 
@@ -138,9 +139,9 @@ def modest(names: Sequence[str]) -> str | None:
     return next((name for name in names if fits(published()[name], processor, room)), None)
 
 
-def first_pair() -> LocalPair | None:
+def first_pair(tools: bool) -> LocalPair | None:
     """What is used in place of the default pair, which gains nothing on a Mac's GPU: of the recommended pairs on this
-    disk that take at most half of its memory, the one with the largest target.
+    disk that take at most half of its memory, the one with the largest target; with `tools`, of those that know them.
 
     None elsewhere, and where the environment says which default target is wanted.
     """
@@ -150,6 +151,8 @@ def first_pair() -> LocalPair | None:
     for origin, local in groupby(local_models(), lambda model: model.origin):
         there = list(local)
         for name, pair in pairs().items():
+            if tools and name in _WITHOUT_TOOLS:
+                continue
             target, draft = (
                 next((one for one in there if _is(model, one)), None) for model in (pair.target, pair.draft)
             )

@@ -170,6 +170,17 @@ def test_the_first_command_on_a_mac_takes_what_is_there_and_asks_only_a_person(
     assert all(end(name) for end, name in zip(ends, models.split(), strict=bool(models)))
 
 
+@pytest.mark.parametrize(("tools", "taken"), [(False, "gemma3-12b"), (True, "qwen2.5-3b")])
+def test_for_an_agent_it_is_a_pair_that_knows_tools(mac: Path, monkeypatch: pytest.MonkeyPatch, tools, taken: str):
+    for name in ("12b", "1b"):
+        _put(mac, "ollama", f"gemma3:{name}")
+    for name in ("3B", "0.5B"):
+        _put(mac, "hub", name)
+    monkeypatch.setattr("orchestrator.machine.pairs.recommended_pairs.memory_bytes", lambda: 24 << 30)
+
+    assert taken in first_models(PipelineSettings(), asks=False, tools=tools)[1]
+
+
 @pytest.mark.usefixtures("mac")
 def test_a_user_who_names_models_or_is_elsewhere_has_them_as_they_are(monkeypatch: pytest.MonkeyPatch):
     named = [{"target": "a/b"}, {"draft": "a/b"}, {"pace": "m4"}, {"target_engine": "none"}]
