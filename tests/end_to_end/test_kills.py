@@ -64,7 +64,7 @@ TreeSequence.evaluate = evaluate
     [
         # One request more than the deaths in a minute that end a pipeline.
         pytest.param("os._exit(9)", 2, marks=pytest.mark.thorough),
-        ("return iter([Fault('lost', 'no reason', message.request)])", 1),
+        pytest.param("return iter([Fault('lost', 'no reason', message.request)])", 1, marks=pytest.mark.thorough),
         pytest.param("return iter([])", 1, marks=pytest.mark.slow),
     ],
 )

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.pairs import pairs_command
 from orchestrator.cli.configuration import commands, options
+from orchestrator.lab.simulate.plan import PLAIN_NAME, Prediction
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 
@@ -122,7 +123,11 @@ def test_pairs_has_rows_for_those_that_fit_and_a_sentence_for_the_others(monkeyp
 def test_the_first_line_says_whose_figures_follow(
     words: tuple[str, ...], whose: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("orchestrator.lab.simulate.plan._ACCEPTANCES", ())
+    known = [
+        Prediction(contender=name, tokens_per_second=9.0, tokens_per_round=1.0) for name in (PLAIN_NAME, "adaptive")
+    ]
+    monkeypatch.setattr("orchestrator.cli.commands.plan.predict", lambda _: known)
+    monkeypatch.setattr("orchestrator.cli.commands.plan.by_acceptance", lambda _: [])
     first, *_ = output(*words).splitlines()
 
     assert whose in first

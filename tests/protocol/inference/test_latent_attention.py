@@ -48,6 +48,7 @@ def key_heads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return heads
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LATENTS)
 def test_a_narrow_forward_reads_latents_and_gives_mlx_lms_logits(name: str, key_heads: list[int]):
     context = prompt(24)

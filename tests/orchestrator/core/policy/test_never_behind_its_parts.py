@@ -130,7 +130,7 @@ def simulated(text: RepetitiveText, place: str, draft: bool = True, block: int |
     return simulation
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("place", "accept", "share", "run"),
     [

@@ -157,6 +157,7 @@ def command(*arguments):
     return CliRunner().invoke(plan, ["--temperature", "0", *arguments])
 
 
+@pytest.mark.thorough
 def test_the_command_prints_the_strategies_and_drafts_of_other_acceptances(monkeypatch):
     monkeypatch.setattr("orchestrator.lab.simulate.plan._ACCEPTANCES", (0.75,))
     result = command()
