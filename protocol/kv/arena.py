@@ -109,9 +109,10 @@ class Arena:
         """Let the system find memory for the rows of tokens [begin, end) now: it gives pages one by one as they are
         first read or written, which takes longer than to write them. What they hold stays, so another thread may write
         or read meanwhile."""
+        # NumPy copies without the interpreter's lock; a sum would keep it, and the target's next forward would wait.
         for half in (self.keys, self.values):
             if half.size:  # the arena may have been closed
-                half[:, :, begin : end : max(1, mmap.PAGESIZE // half.strides[2]), 0].sum()
+                half[:, :, begin : end : max(1, mmap.PAGESIZE // half.strides[2]), 0].copy()
 
     def commit(self, length: int) -> None:
         """Make the first `length` tokens the committed ones."""

@@ -23,9 +23,9 @@ enum { LANES = 16, MOST_ROWS = 32, CHUNK = 64, WIDEST = 512, LEAST_SHARED = 1 <<
  * not transposed; beyond, its rows are too far from each other. Least shared: numbers of a matrix that several threads
  * share. Spins: turns in which a thread waits for the next product before it sleeps, about 0.1 ms: the time between two
  * products of a forward, and no longer, because another worker may need the core. */
-enum { AHEAD = 1024, MOST_STRIPS = 4, MOST_COPIED = 1 << 15, SHORT = 1024, DEPTH = 256, MOST_VECTORS = 4 };
+enum { AHEAD = 1024, MOST_STRIPS = 4, MOST_TILED = 8, MOST_COPIED = 1 << 15, SHORT = 1024, DEPTH = 256, MOST_VECTORS = 4 };
 /* Ahead: numbers between those that are multiplied and those that are fetched from memory meanwhile. Strips: rows up to
- * which one column at a time may pay. Copied: numbers of the rows that are put on whole lines of the cache. Short:
+ * which one column at a time may pay. Tiled: rows of a tile, at most. Copied: numbers of the rows that are put on whole lines of the cache. Short:
  * summands up to which every few rows fetch the next columns, not only the first ones. Depth: numbers of a column that
  * are multiplied by all rows in turn, which the nearest cache holds. */
 
@@ -70,20 +70,21 @@ INLINE Lanes widened(Narrow narrow, const enum Form form) {
     return (Lanes)(__builtin_convertvector(narrow, Bits) << 16);
 }
 
-/* LANES weights from number `at` of b on, while those at `next` begin to come from memory if it `fetches` them. */
+/* LANES weights from number `at` of b on, while those at `next` begin to come from memory if it `fetches` them: into the
+ * second cache, which can wait for more lines at once than the first one. */
 INLINE Lanes weights_at(const Product *p, int64_t at, int64_t next, const enum Form form, const int fetches) {
     if (form == SINGLE) {
-        if (fetches) __builtin_prefetch(p->b + next);
+        if (fetches) __builtin_prefetch(p->b + next, 0, 2);
         return *(const Lanes *)(p->b + at);
     }
-    if (fetches) __builtin_prefetch(p->narrow + next);
+    if (fetches) __builtin_prefetch(p->narrow + next, 0, 2);
     return widened(*(const Narrow *)(p->narrow + at), form);
 }
 
 INLINE void tile(const Product *p, int row, int column, const int rows, const int columns, const enum Form form,
                  const int fetches) {
     const float *a = p->a + row * p->lda, *b = p->b + column * p->ldb;
-    Lanes sums[4][4] = {0};
+    Lanes sums[MOST_TILED][4] = {0};
     int done = 0;
     for (; done + LANES <= p->k; done += LANES) {
         Lanes weights[4];
@@ -194,6 +195,10 @@ INLINE void some_rows(const Product *p, int row, int column, Tile *tile, const i
         case 1: tile(p, row, column, 1, columns, form, fetches); break;
         case 2: tile(p, row, column, 2, columns, form, fetches); break;
         case 3: tile(p, row, column, 3, columns, form, fetches); break;
+        case 4: tile(p, row, column, 4, columns, form, fetches); break;
+        case 5: tile(p, row, column, 5, columns, form, fetches); break;
+        case 6: tile(p, row, column, 6, columns, form, fetches); break;
+        case 7: tile(p, row, column, 7, columns, form, fetches); break;
         default: tile(p, row, column, rows, columns, form, fetches);
     }
 }
@@ -320,7 +325,7 @@ typedef struct {
 #define FOR_AVX2 __attribute__((target("avx2,fma,f16c"))) static
 
 FOR_AVX512 void part_avx512(const Product *p, int first, int last) {
-    part(p, first, last, (Way){4, 4, 4, 4, MOST_STRIPS, 0});
+    part(p, first, last, (Way){MOST_TILED, 3, 4, 4, MOST_STRIPS, 0});
 }
 FOR_AVX512 float exponentials_avx512(float *x, int count, float *largest) { return exponentials(x, count, largest); }
 FOR_AVX512 void gated_avx512(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
