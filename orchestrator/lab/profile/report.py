@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-from orchestrator.lab.findings import Bars, Cell, Column, Field, Findings, Panel, Table, tabulated
+from orchestrator.lab.findings import Cell, Column, Field, Findings, Table, tabulated
 from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile, grown_by
 from orchestrator.lab.profile.measure import MeasuredRun
 from orchestrator.lab.profile.overlap import (
@@ -27,7 +27,6 @@ from orchestrator.lab.profile.overlap import (
     work,
 )
 from orchestrator.lab.profile.run import TracedRun, TracedSpan
-from orchestrator.lab.report import picture
 from protocol.errors import InputError
 from protocol.shown_names import device_name
 from protocol.worker.spans import SpanKind
@@ -144,7 +143,7 @@ def require_folder(folder: Path) -> None:
 def write_files(measured: MeasuredRun, folder: Path) -> list[Path]:
     """Write all files of `NAMES`; returns their paths."""
     timeline, trace, figures = paths = [folder / name for name in NAMES]
-    picture(timeline_panels(measured), timeline)
+    _draw(measured, timeline)
     trace.write_bytes(perfetto_trace(measured.run))
     figures.write_bytes(msgspec.json.format(msgspec.json.encode(measured.profile)))
     return paths
@@ -253,31 +252,68 @@ def _edges_in_order(spans: Iterable[TracedSpan]) -> Iterator[tuple[int, bool, Tr
 ROUNDS = 8
 """Rounds in a picture."""
 _LOOKS = {
-    "exposed": "growth, target idle",
-    "verify": "target verifies",
-    "used": "growth, used",
-    "discarded": "growth, discarded",
-    "prefill": "prefill",
-    "tidy": "tidies up",
-    "wait": "awaits growth",
+    "exposed": ("growth, target idle", "#d55e00"),
+    "verify": ("target verifies", "#0072b2"),
+    "used": ("growth, used", "#009e73"),
+    "discarded": ("growth, discarded", "#cc79a7"),
+    "prefill": ("prefill", "#e69f00"),
+    "tidy": ("tidies up", "#56b4e9"),
+    "wait": ("awaits growth", "#7b8794"),
 }
+"""Words and colour of a use."""
+_WIDTH, _HEIGHT = 12.8, 2.0
+"""Inches of a temperature's rounds."""
+_LANE_HEIGHT = 0.62
+"""The share of a lane that is drawn."""
+_LANES = ("draft", "target")
 
 
-def timeline_panels(measured: MeasuredRun) -> Findings:
-    """The overlap in some rounds of the last request of each temperature."""
+def _draw(measured: MeasuredRun, path: Path) -> None:
+    """The overlap in some rounds of the last request of each temperature, as a PNG. Raises InputError if the file can't
+    be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     profile, run = measured.profile, measured.run
+    count, first = len(profile.requests), None
+    figure = Figure(figsize=(_WIDTH, _HEIGHT * count), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    last = traced_requests(run)[-count:]
+    for place, (request, account) in enumerate(zip(last, profile.requests, strict=True), 1):
+        # One scale, so that lengths can be compared.
+        axes: Any = figure.add_subplot(count, 1, place, sharex=first)
+        first = first or axes
+        _draw_rounds(axes, timeline(run, request, account.overlapped_share))
     speeds = (f"{each.tokens_per_second:.1f} tokens/s at T = {each.temperature:g}" for each in profile.requests)
-    last = traced_requests(run)[-len(profile.requests) :]
-    panels = (
-        timeline(run, request, account.overlapped_share)
-        for request, account in zip(last, profile.requests, strict=True)
-    )
-    return Findings(
-        title="\n".join([f"{profile.strategy}: {', '.join(speeds)}", *profile.machine[:1]]), panels=tuple(panels)
-    )
+    title = "\n".join([f"{profile.strategy}: {', '.join(speeds)}", *profile.machine[:1]])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise InputError(f"{path} can't be written ({error.strerror}): choose another folder for --out.") from error
 
 
-def timeline(run: TracedRun, request: TracedRequest, overlapped: float | None, most: int = ROUNDS) -> Panel:
+def _draw_rounds(axes: Any, shown: "Timeline") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(shown.title, loc="left", fontsize=10)
+    axes.set_xlabel("ms")
+    for lane, use, parts in shown.uses:
+        height = (_LANES.index(lane) - _LANE_HEIGHT / 2, _LANE_HEIGHT)
+        words, colour = _LOOKS[use]
+        axes.broken_barh(parts, height, color=colour, edgecolor="white", linewidth=0.4, label=words)
+    axes.set_yticks(range(len(_LANES)), _LANES)
+    axes.margins(x=0.0)
+    axes.invert_yaxis()
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+
+
+class Timeline(NamedTuple):
+    title: str
+    uses: list[tuple[str, str, list[tuple[float, float]]]]
+    """Lane, use, and the begin and length of each part in milliseconds."""
+
+
+def timeline(run: TracedRun, request: TracedRequest, overlapped: float | None, most: int = ROUNDS) -> Timeline:
     """`most` rounds from the middle of the request, or all if there are fewer: lanes of draft and target. A wait of
     the orchestrator stands in the target's lane."""
     done = rounds(request.seen)
@@ -287,12 +323,10 @@ def timeline(run: TracedRun, request: TracedRequest, overlapped: float | None, m
     begin, end = min(span.begin for span in verifies), max(span.end for span in verifies)
     margin = (end - begin) // 100
     window = (begin - margin, end + margin)
-    drawn = _uses(run, request, done, window)
     hidden = "" if overlapped is None else f"; {overlapped:.0%} of the draft's time overlaps"
-    return Panel(
-        title=f"T = {request.temperature:g}, rounds {chosen[0]} to {chosen[-1]}{hidden}",
-        x="ms",
-        lanes=tuple(Bars(lane, _LOOKS[use], tuple(_parts(each, window)), use == "wait") for lane, use, each in drawn),
+    return Timeline(
+        f"T = {request.temperature:g}, rounds {chosen[0]} to {chosen[-1]}{hidden}",
+        [(lane, use, list(_parts(each, window))) for lane, use, each in _uses(run, request, done, window)],
     )
 
 

@@ -260,19 +260,17 @@ def test_pictures_show_the_whole_draft_and_target_of_their_rounds(traced: Traced
 
     # From 267 to 603, two hundredths more than from the first forward's begin to the last one's end.
     parts = {
-        bars.look: [(round(1e6 * at), round(1e6 * size)) for at, size in bars.parts]
-        for bars in shown.lanes
-        if bars.parts
+        use: [(round(1e6 * at), round(1e6 * size)) for at, size in moments] for _, use, moments in shown.uses if moments
     }
     assert shown.title == "T = 0.5, rounds 0 to 1; 50% of the draft's time overlaps"
     assert parts == {
-        "growth, target idle": [(0, 3)],
-        "target verifies": [(3, 200), (233, 100)],
-        "growth, used": [(3, 50), (53, 100)],
-        "growth, discarded": [(323, 13)],
-        "tidies up": [(203, 5), (333, 3)],
+        "exposed": [(0, 3)],
+        "verify": [(3, 200), (233, 100)],
+        "used": [(3, 50), (53, 100)],
+        "discarded": [(323, 13)],
+        "tidy": [(203, 5), (333, 3)],
     }
-    assert {bars.lane for bars in shown.lanes if bars.look.startswith("growth")} == {"draft"}
+    assert {lane for lane, use, _ in shown.uses if use in ("exposed", "used", "discarded")} == {"draft"}
 
 
 # Sets of moments -----------------------------------------------------------------------------------
