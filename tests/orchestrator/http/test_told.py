@@ -6,7 +6,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.runtime.request_state import to_request
+from orchestrator.runtime.client_frontend import to_request
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.client import PipelineState
 from protocol.messages.sampling import ModelSampling
