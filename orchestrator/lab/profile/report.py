@@ -1,9 +1,9 @@
-"""A profile's findings and files: tables, a timeline, a Perfetto trace, the figures as JSON."""
+"""A profile's findings and files: tables, a Perfetto trace, the figures as JSON."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
@@ -13,15 +13,9 @@ from orchestrator.lab.findings import Cell, Column, Field, Findings, Table, tabu
 from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile, grown_by
 from orchestrator.lab.profile.measure import MeasuredRun
 from orchestrator.lab.profile.overlap import (
-    TARGET_WORK,
     WIDEST,
     Interval,
-    Intervals,
-    TracedRequest,
-    VerificationRound,
-    difference,
     edges,
-    intersection,
     rounds,
     traced_requests,
     work,
@@ -31,7 +25,7 @@ from protocol.errors import InputError
 from protocol.shown_names import device_name
 from protocol.worker.spans import SpanKind
 
-NAMES = ("timeline.png", "trace.perfetto-trace", "profile.json")
+NAMES = ("trace.perfetto-trace", "profile.json")
 _TARGET_WORDS = {
     "verify": "verifies",
     "tidy": "tidies up",
@@ -142,8 +136,7 @@ def require_folder(folder: Path) -> None:
 
 def write_files(measured: MeasuredRun, folder: Path) -> list[Path]:
     """Write all files of `NAMES`; returns their paths."""
-    timeline, trace, figures = paths = [folder / name for name in NAMES]
-    _draw(measured, timeline)
+    trace, figures = paths = [folder / name for name in NAMES]
     trace.write_bytes(perfetto_trace(measured.run))
     figures.write_bytes(msgspec.json.format(msgspec.json.encode(measured.profile)))
     return paths
@@ -245,111 +238,3 @@ def _edges_in_order(spans: Iterable[TracedSpan]) -> Iterator[tuple[int, bool, Tr
         moments.append(((span.end, 2 if span.length == 0 else 0, -span.begin), False, span))
     for (at, _, _), begins, span in sorted(moments, key=lambda moment: moment[0]):
         yield at, begins, span
-
-
-# A picture of some rounds -------------------------------------------------------------------------
-
-ROUNDS = 8
-"""Rounds in a picture."""
-_LOOKS = {
-    "exposed": ("growth, target idle", "#d55e00"),
-    "verify": ("target verifies", "#0072b2"),
-    "used": ("growth, used", "#009e73"),
-    "discarded": ("growth, discarded", "#cc79a7"),
-    "prefill": ("prefill", "#e69f00"),
-    "tidy": ("tidies up", "#56b4e9"),
-    "wait": ("awaits growth", "#7b8794"),
-}
-"""Words and colour of a use."""
-_WIDTH, _HEIGHT = 12.8, 2.0
-"""Inches of a temperature's rounds."""
-_LANE_HEIGHT = 0.62
-"""The share of a lane that is drawn."""
-_LANES = ("draft", "target")
-
-
-def _draw(measured: MeasuredRun, path: Path) -> None:
-    """The overlap in some rounds of the last request of each temperature, as a PNG. Raises InputError if the file can't
-    be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    profile, run = measured.profile, measured.run
-    count, first = len(profile.requests), None
-    figure = Figure(figsize=(_WIDTH, _HEIGHT * count), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    last = traced_requests(run)[-count:]
-    for place, (request, account) in enumerate(zip(last, profile.requests, strict=True), 1):
-        # One scale, so that lengths can be compared.
-        axes: Any = figure.add_subplot(count, 1, place, sharex=first)
-        first = first or axes
-        _draw_rounds(axes, timeline(run, request, account.overlapped_share))
-    speeds = (f"{each.tokens_per_second:.1f} tokens/s at T = {each.temperature:g}" for each in profile.requests)
-    title = "\n".join([f"{profile.strategy}: {', '.join(speeds)}", *profile.machine[:1]])
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise InputError(f"{path} can't be written ({error.strerror}): choose another folder for --out.") from error
-
-
-def _draw_rounds(axes: Any, shown: "Timeline") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(shown.title, loc="left", fontsize=10)
-    axes.set_xlabel("ms")
-    for lane, use, parts in shown.uses:
-        height = (_LANES.index(lane) - _LANE_HEIGHT / 2, _LANE_HEIGHT)
-        words, colour = _LOOKS[use]
-        axes.broken_barh(parts, height, color=colour, edgecolor="white", linewidth=0.4, label=words)
-    axes.set_yticks(range(len(_LANES)), _LANES)
-    axes.margins(x=0.0)
-    axes.invert_yaxis()
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
-
-
-class Timeline(NamedTuple):
-    title: str
-    uses: list[tuple[str, str, list[tuple[float, float]]]]
-    """Lane, use, and the begin and length of each part in milliseconds."""
-
-
-def timeline(run: TracedRun, request: TracedRequest, overlapped: float | None, most: int = ROUNDS) -> Timeline:
-    """`most` rounds from the middle of the request, or all if there are fewer: lanes of draft and target. A wait of
-    the orchestrator stands in the target's lane."""
-    done = rounds(request.seen)
-    middle = max(0, (len(done) - most) // 2)
-    chosen = [each.round for each in done[middle : middle + most]]
-    verifies = [span for span in work(request.target, (SpanKind.VERIFY,)) if span.round in chosen]
-    begin, end = min(span.begin for span in verifies), max(span.end for span in verifies)
-    margin = (end - begin) // 100
-    window = (begin - margin, end + margin)
-    hidden = "" if overlapped is None else f"; {overlapped:.0%} of the draft's time overlaps"
-    return Timeline(
-        f"T = {request.temperature:g}, rounds {chosen[0]} to {chosen[-1]}{hidden}",
-        [(lane, use, list(_parts(each, window))) for lane, use, each in _uses(run, request, done, window)],
-    )
-
-
-def _uses(
-    run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval
-) -> Iterator[tuple[str, str, Intervals]]:
-    """Lane, use, and moments. Each use is there, so that it has one colour in every picture."""
-    steps, used = grown_by(run), set().union(*(each.used for each in done))
-    busy = request.busy(work(request.target, TARGET_WORK), [window])
-    growth = [edges(span) for span in work(request.draft, (SpanKind.GROW,))]
-    yield "draft", "exposed", [part for each in growth for part in difference([each], busy)]
-    yield "target", "verify", list(map(edges, work(request.target, (SpanKind.VERIFY,))))
-    for look, wanted in (("used", True), ("discarded", False)):
-        chosen = [each for each in growth if (steps.get(each) in used) is wanted]
-        yield "draft", look, [part for each in chosen for part in intersection([each], busy)]
-    yield "draft", "prefill", list(map(edges, work(request.draft, (SpanKind.PREFILL,))))
-    yield "target", "prefill", list(map(edges, work(request.target, (SpanKind.PREFILL,))))
-    yield "target", "tidy", list(map(edges, work(request.target, (SpanKind.TIDY,))))
-    yield "target", "wait", list(map(edges, request.waits))
-
-
-def _parts(moments: Intervals, window: Interval) -> Iterator[tuple[float, float]]:
-    """Milliseconds from the beginning of the window, and lengths."""
-    for each in moments:
-        for begin, end in intersection([each], [window]):
-            yield (begin - window[0]) / 1e6, (end - begin) / 1e6

@@ -28,7 +28,6 @@ from orchestrator.lab.profile.overlap import (
     traced_requests,
     union,
 )
-from orchestrator.lab.profile.report import timeline
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
@@ -253,24 +252,6 @@ def test_a_replay_tells_what_was_expected_of_each_round_and_what_came():
             assert (count, came) == (figures.rounds, pytest.approx(figures.tokens_per_round, rel=0.02))
             assert (expected, wanted) == (pytest.approx(came, rel=0.15), pytest.approx(took, rel=0.05))
     assert {row[0] for row in table.rows} == {0, 0.7}
-
-
-def test_pictures_show_the_whole_draft_and_target_of_their_rounds(traced: TracedRequest):
-    shown = timeline(RUN, traced, 0.5, most=2)
-
-    # From 267 to 603, two hundredths more than from the first forward's begin to the last one's end.
-    parts = {
-        use: [(round(1e6 * at), round(1e6 * size)) for at, size in moments] for _, use, moments in shown.uses if moments
-    }
-    assert shown.title == "T = 0.5, rounds 0 to 1; 50% of the draft's time overlaps"
-    assert parts == {
-        "exposed": [(0, 3)],
-        "verify": [(3, 200), (233, 100)],
-        "used": [(3, 50), (53, 100)],
-        "discarded": [(323, 13)],
-        "tidy": [(203, 5), (333, 3)],
-    }
-    assert {lane for lane, use, _ in shown.uses if use in ("exposed", "used", "discarded")} == {"draft"}
 
 
 # Sets of moments -----------------------------------------------------------------------------------
