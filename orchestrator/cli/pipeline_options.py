@@ -267,18 +267,15 @@ def number_range(kind: type, limits: msgspec.Meta) -> click.ParamType:
 
 class Destination(click.Path):
     """A file or a folder that is written at the end, so that a path that can't be written is refused before the work
-    begins. `suffixes`: the forms that a file may have."""
+    begins."""
 
-    def __init__(self, *suffixes: str, folder: bool = False, path_type: type = Path) -> None:
+    def __init__(self, folder: bool = False, path_type: type = Path) -> None:
         super().__init__(path_type=path_type, dir_okay=folder, file_okay=not folder)
-        self._suffixes = suffixes
         self._folder = folder
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         converted = super().convert(value, param, ctx)
         path = Path(os.fsdecode(converted))
-        if self._suffixes and path.suffix not in self._suffixes:
-            self.fail(f"{path} must end in {' or '.join(self._suffixes)}.", param, ctx)
         above = path.absolute().parent
         # Folders are made, with those above them.
         while self._folder and not above.exists():

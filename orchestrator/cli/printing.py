@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -67,17 +66,14 @@ def findings_table(findings: Iterable[Check]) -> Table:
     return table
 
 
-def show(findings: Findings, as_json: bool, plot: Path | None = None) -> None:
-    """Print what a measurement found, and draw it into a file; what is wrong goes to stderr. Ends with exit code 1 if a
-    check failed."""
+def show(findings: Findings, as_json: bool) -> None:
+    """Print what a measurement found; what is wrong goes to stderr. Ends with exit code 1 if a check failed."""
     from orchestrator.lab import report
 
     if as_json:
         click.echo(report.json_text(findings))
     else:
         report.wide_console().print(report.text(findings))
-    if plot is not None:
-        report.picture(findings, plot)
     for check in findings.checks:
         if check.status != "ok":
             advice = f": {check.next_step}" if check.next_step else ""

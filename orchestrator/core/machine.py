@@ -2,35 +2,16 @@
 
 from orchestrator.core.commands import Command, Dismiss, Emit, Ready, TellReading
 from orchestrator.core.events import Arrived, Tick, WorkerDown, WorkerUp
-from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.request import Request
 from orchestrator.core.round import Rounds
 from protocol.messages.features import Features
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Fault, Hello, Lowered, Prefilled, Prefilling, PromptLogprobs
-from protocol.speculation.successors import Successors
 
 
 class Machine(Rounds):
     """The state machine that the runtime, the simulator and tests drive."""
-
-    def __init__(self, options: Options, profile: str = "", successors: Successors | None = None) -> None:
-        """As `Rounds`."""
-        super().__init__(options, profile, successors)
-        self._handlers |= {WorkerUp: self._on_worker_up, Tick: self._on_tick}
-        self._message_handlers |= {
-            ("target", Prefilling): self._on_prefilling,
-            ("target", PromptLogprobs): self._on_prompt_logprobs,
-            ("target", Features): self._on_features,
-            ("target", Lowered): self._on_lowered,
-            ("target", KvOffer): self._on_kv_offer,
-            ("target", Fault): self._on_target_fault,
-            ("prefill", KvOffer): self._on_kv_offer,
-            ("prefill", Fault): self._on_prefill_fault,
-            ("draft", Prefilled): self._on_reused,
-            ("draft", Fault): self._on_draft_fault,
-        }
 
     def deadline(self) -> float | None:
         """When the next Tick is due at the latest; None if no Tick is needed."""
@@ -154,3 +135,17 @@ class Machine(Rounds):
     def _on_reused(self, reused: Prefilled, by: Arrived, now: float) -> Ready:
         self.drafts.reused(by.incarnation, reused)
         return Ready([])
+
+    _handlers = Rounds._handlers | {WorkerUp: _on_worker_up, Tick: _on_tick}
+    _message_handlers = Rounds._message_handlers | {
+        ("target", Prefilling): _on_prefilling,
+        ("target", PromptLogprobs): _on_prompt_logprobs,
+        ("target", Features): _on_features,
+        ("target", Lowered): _on_lowered,
+        ("target", KvOffer): _on_kv_offer,
+        ("target", Fault): _on_target_fault,
+        ("prefill", KvOffer): _on_kv_offer,
+        ("prefill", Fault): _on_prefill_fault,
+        ("draft", Prefilled): _on_reused,
+        ("draft", Fault): _on_draft_fault,
+    }

@@ -6,7 +6,7 @@ guarantees that a request's tokens are the target's own, whatever workers do. `m
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from orchestrator.core.commands import Command, Emit, Finish, Pardon, Ready, Reject, SendMessage, TellReading
 from orchestrator.core.drafts.pool import DraftPool
@@ -48,27 +48,16 @@ class Rounds:
         self._features = FeatureRelay(self.requests, self._workers)
         self.drafts = DraftPool(self.strategy, self.requests, self._workers, self.meter, options.placement)
         self._profile = profile
-        self._handlers: dict[type[Any], Callable[[Any, float], Ready]] = {
-            Submitted: self._on_submitted,
-            Ended: self._on_ended,
-            Arrived: self._on_arrived,
-            WorkerDown: self._on_worker_down,
-        }
-        self._message_handlers: dict[tuple[str, type[Any]], Callable[[Any, Arrived, float], Ready]] = {
-            ("target", Prefilled): self._on_prefilled,
-            ("target", Verdict): self._on_verdict,
-            ("draft", Grow): self._on_grow,
-        }
 
     def step(self, event: Event, now: float) -> Ready:
         """Fold one event into the state; return what the runtime must now do."""
-        return self._handlers[type(event)](event, now)
+        return self._handlers[type(event)](self, event, now)
 
     def _on_arrived(self, event: Arrived, now: float) -> Ready:
         if not self._workers.note_message(event, now):
             return self._stale()
         handle = self._message_handlers.get((event.role, type(event.message)))
-        return Ready([]) if handle is None else handle(event.message, event, now)
+        return Ready([]) if handle is None else handle(self, event.message, event, now)
 
     # A round
 
@@ -253,3 +242,15 @@ class Rounds:
     def _stale(self) -> Ready:
         self.stale += 1
         return Ready([])
+
+    _handlers: ClassVar[dict[type[Any], Callable[[Any, Any, float], Ready]]] = {
+        Submitted: _on_submitted,
+        Ended: _on_ended,
+        Arrived: _on_arrived,
+        WorkerDown: _on_worker_down,
+    }
+    _message_handlers: ClassVar[dict[tuple[str, type[Any]], Callable[[Any, Any, Arrived, float], Ready]]] = {
+        ("target", Prefilled): _on_prefilled,
+        ("target", Verdict): _on_verdict,
+        ("draft", Grow): _on_grow,
+    }

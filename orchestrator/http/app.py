@@ -25,7 +25,6 @@ from orchestrator.http.page import page
 from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore
 from orchestrator.http.server import Invitations, OfferedModel, Server
 from orchestrator.http.settings import ServerSettings
-from orchestrator.http.tokens import TokenRoutes
 from orchestrator.http.work import AdmissionLimit
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
@@ -44,7 +43,6 @@ def generation_routes(server: ModelServer, store: ResponseStore) -> list[Route]:
         *ResponsesRoutes(server, store).routes,
         *MessagesRoutes(server).routes,
         *OllamaRoutes(server).routes,
-        *TokenRoutes(server).routes,
     ]
 
 

@@ -30,7 +30,6 @@ from orchestrator.http.openai.routes import CHATS
 from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.responses.answer import QueuedResponse
 from orchestrator.http.server import OfferedModel
-from orchestrator.http.tokens import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from orchestrator.http.work import unless_gone
 from protocol.errors import PipelineError
 from protocol.messages.base import RequestId
@@ -217,7 +216,6 @@ class SeveralModels:
             "/v1/responses": QueuedResponse,
             "/v1/messages": lambda _: waiting_ping(),
             **dict.fromkeys(("/v1/responses/input_tokens", "/v1/responses/compact", "/v1/messages/count_tokens")),
-            **dict.fromkeys((TOKENIZE, DETOKENIZE, APPLY_TEMPLATE)),
             **{path: partial(waiting_line, chat=path == CHAT) for path in (CHAT, GENERATE)},
         }
         endpoints = {path: Dispatch(self._host, path, names, stream, patience) for path, stream in streams.items()}

@@ -102,38 +102,6 @@ class AttachedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
-class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Horizontal."""
-
-    name: str
-    value: float
-    baseline: bool = False
-    hypothetical: bool = False
-    """Of what is not built, or not to be had."""
-
-
-class Bars(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What happened in a lane, with one look in all panels."""
-
-    lane: str
-    look: str
-    parts: tuple[tuple[float, float], ...]
-    """Begin and length of each."""
-    plain: bool = False
-    """In grey: nothing was done."""
-
-
-class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One diagram of bars, or of lanes."""
-
-    title: str
-    x: str
-    """Label of the axis."""
-    bars: tuple[Bar, ...] = ()
-    lanes: tuple[Bars, ...] = ()
-    """The first one's lane is the uppermost."""
-
-
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """To a question that was open until this measurement."""
 
@@ -154,7 +122,6 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checks: tuple[Check, ...] = ()
     answers: tuple[Answer, ...] = ()
     notes: tuple[str, ...] = ()
-    panels: tuple[Panel, ...] = ()
     attachments: tuple[AttachedFile, ...] = ()
     figures: dict[str, Any] = {}
     """For programs: the raw figures as JSON values."""

@@ -1,13 +1,11 @@
-"""Findings as text for a terminal, as JSON, as sections of a page, and as a picture. Prints nothing."""
+"""Findings as text for a terminal, as JSON, and as sections of a page. Prints nothing."""
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
-from itertools import cycle
-from pathlib import Path
 from string import Template
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -15,12 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from orchestrator.lab.findings import Bar, Bars, Cell, Column, Findings, Listener, Panel, Table, Value
+from orchestrator.lab.findings import Cell, Column, Findings, Listener, Table, Value
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import fast_blas
 from orchestrator.machine.check import Check
 from orchestrator.machine.placement import usual_cores
-from protocol.errors import InputError
 
 _NARROWEST = 128
 """Characters that a table may need."""
@@ -216,71 +213,3 @@ def _checks(checks: Sequence[Check]) -> str:
 
 def _next(check: Check) -> str:
     return f'<br><span class="faint">next: {escape(check.next_step)}</span>' if check.next_step else ""
-
-
-# A picture -------------------------------------------------------------------------------------------
-
-_MOST_COLUMNS = 3
-_WIDTH, _HEIGHT = 5.6, 4.6
-"""Inches of a panel."""
-_LANES, _LANE_HEIGHT = (12.8, 2.0), 0.62
-"""Inches of a panel with lanes, and the share of a lane that is drawn."""
-_LOOKS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#8c564b")
-_OURS, _BASELINE, _HYPOTHETICAL = "#2a6fdb", "#7b8794", "#e69f00"
-
-
-def picture(findings: Findings, path: Path) -> None:
-    """Write the panels as a PNG. Raises InputError if the file can't be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    panels = findings.panels
-    width, height, most = (*_LANES, 1) if panels[0].lanes else (_WIDTH, _HEIGHT, _MOST_COLUMNS)
-    columns = min(most, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(width * columns, height * lines), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    first = None
-    looks = dict(zip(dict.fromkeys(bars.look for panel in panels for bars in panel.lanes), cycle(_LOOKS)))
-    for place, panel in enumerate(panels, 1):
-        # One scale, so that lengths can be compared.
-        axes = figure.add_subplot(lines, columns, place, sharex=first)
-        first = first or axes
-        draw(axes, panel, looks)
-    figure.suptitle(findings.title, x=0.01, ha="left", fontsize=10)
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --plot.") from error
-
-
-def draw(axes: Any, panel: Panel, looks: Mapping[str, str]) -> None:
-    """The panel into matplotlib's axes. `looks`: the colours of lanes."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(panel.title, loc="left", fontsize=10)
-    axes.set_xlabel(panel.x)
-    if panel.lanes:
-        _draw_lanes(axes, panel.lanes, looks)
-        return
-    places = range(len(panel.bars))
-    axes.barh(places, [bar.value for bar in panel.bars], color=[_colour(bar) for bar in panel.bars])
-    axes.set_yticks(places, [bar.name for bar in panel.bars])
-    axes.invert_yaxis()
-    for place, bar in zip(places, panel.bars, strict=True):
-        axes.annotate(f" {bar.value:.1f}", (0, place), va="center", fontsize=8, color="white")
-
-
-def _draw_lanes(axes: Any, lanes: Sequence[Bars], looks: Mapping[str, str]) -> None:
-    names = list(dict.fromkeys(bars.lane for bars in lanes))
-    for bars in lanes:
-        height = (names.index(bars.lane) - _LANE_HEIGHT / 2, _LANE_HEIGHT)
-        colour = _BASELINE if bars.plain else looks[bars.look]
-        axes.broken_barh(bars.parts, height, color=colour, edgecolor="white", linewidth=0.4, label=bars.look)
-    axes.set_yticks(range(len(names)), names)
-    axes.margins(x=0.0)
-    axes.invert_yaxis()
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
-
-
-def _colour(bar: Bar) -> str:
-    return _BASELINE if bar.baseline else _HYPOTHETICAL if bar.hypothetical else _OURS

@@ -3,23 +3,26 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import zmq
-from msgspec.structs import replace
+from msgspec import structs
 
 from orchestrator.core.commands import Emit, Finish, TellReading
-from orchestrator.core.events import Ended, Submitted
+from orchestrator.core.events import Ended, Submitted, Task
+from orchestrator.core.request_stats import without_surplus
 from orchestrator.runtime.hub import Arrival, Hub
-from orchestrator.runtime.request_state import RequestState, to_request
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.telemetry import Subscribers
-from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
+from orchestrator.text.stop_scanner import AnswerStops
+from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec, TextStream
 from protocol.errors import InputError, PipelineError, blame_of, blaming
 from protocol.messages.base import MAX_CONTEXT, RequestId
-from protocol.messages.client import Cancel, Inquire, PipelineState, Reading, Refused, Submit
+from protocol.messages.client import Cancel, Done, Inquire, Output, PipelineState, Reading, Refused, Statistics, Submit
+from protocol.messages.sampling import ModelSampling, TokenLogprob
 from protocol.messages.telemetry import FromClientOrSubscriber, Watch
 from protocol.transport import Stamp
 
@@ -84,7 +87,7 @@ class ClientFrontend:
         state = self._requests[command.request]
         if state.stopped:
             return None
-        output = replace(
+        output = structs.replace(
             state.output(command.tokens, command.token_logprobs),
             prompt_token_logprobs=command.prompt_token_logprobs,
         )
@@ -164,8 +167,77 @@ class ClientFrontend:
         if len(self._inquirers) > _MAX_REQUESTS:
             del self._inquirers[next(iter(self._inquirers))]
 
-    def _refuse(self, state: RequestState, error: PipelineError) -> None:
+    def _refuse(self, state: "RequestState", error: PipelineError) -> None:
         self._hub.send(state.peer, Refused(state.request, str(error)[:4000], blame_of(error)), state.stamp)
 
     def _reject_frame(self, peer: bytes, text: str) -> None:
         self._hub.send(peer, Refused("", text[:4000], "pipeline"), Stamp(0, 0))
+
+
+# One request: between its client's text and the state machine's tokens ----------------------------
+
+
+@dataclass(slots=True)
+class RequestState:
+    """A request, its client, and the text that was sent so far."""
+
+    id: RequestId
+    peer: bytes
+    stamp: Stamp
+    request: str
+    """The client's own id."""
+    text: TextStream
+    stops: AnswerStops
+    stopped: bool = False
+    """A stop string was found: no further text is sent."""
+    sent_tokens: int = 0
+
+    @classmethod
+    def open(cls, sequence: RequestId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "RequestState":
+        return cls(
+            sequence,
+            peer,
+            stamp,
+            submit.request,
+            codec.stream(frozenset(submit.shown), frozenset(submit.marked)),
+            AnswerStops(submit.stop, submit.thought),
+        )
+
+    def output(self, tokens: tuple[int, ...], token_logprobs: tuple[TokenLogprob, ...] = ()) -> Output:
+        """The text that `tokens` complete, up to a stop string if there is one."""
+        texts: list[str] = []
+        used = 0
+        for token in tokens:
+            text, self.stopped = self.stops.push(self.text.push([token]))
+            texts.append(text)
+            used += 1
+            if self.stopped:
+                break
+        self.sent_tokens += used
+        return Output(self.request, "".join(texts), tokens[:used], token_logprobs[:used])
+
+    def rest(self) -> Output | None:
+        """The text that was held back as a possible part of a stop string or character, if any."""
+        if self.stopped:
+            return None
+        text, self.stopped = self.stops.push(self.text.finish())
+        text += self.stops.flush()
+        return Output(self.request, text, ()) if text else None
+
+    def done(self, reason: Literal["stop", "length", "cancelled"], statistics: Statistics) -> Done:
+        """The last message. Tokens that a stop string cut off in the last commit are not counted."""
+        sent = without_surplus(statistics, statistics.generated_tokens - self.sent_tokens)
+        return Done(self.request, "stop" if self.stopped else reason, sent, self.stops.found)
+
+
+def to_request(submit: Submit, codec: TextCodec, own: ModelSampling) -> Task:
+    """The request in tokens, with the target's `own` sampling values for those that it leaves open. Raises InputError
+    if it has no tokens."""
+    if (submit.prompt is None) == (submit.tokens is None):
+        raise InputError("A request needs either a prompt or tokens, not both.")
+    tokens = tuple(codec.encode(submit.prompt)) if submit.prompt is not None else submit.tokens
+    if not tokens:
+        raise InputError("The prompt is empty: give at least one token to continue.")
+    sampling = submit.sampling.resolved(own)
+    task = Task(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.shared_prefix)
+    return replace(task, background=submit.background, seeded=submit.seeded, name=submit.request)

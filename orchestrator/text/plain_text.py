@@ -50,10 +50,6 @@ def encoded(tokenizer: Tokenizer, text: str, special: bool = False) -> list[int]
         raise InputError(f"The model's tokenizer can't read this text ({error}): change the text.") from error
 
 
-def without_breaks(text: str) -> str:
-    return re.sub(_BREAKS, r"\1", text)
-
-
 @lru_cache(maxsize=16)
 def _firsts(tokens: frozenset[str]) -> re.Pattern[str]:
     """Matches the first character of each of `tokens`, and a break."""

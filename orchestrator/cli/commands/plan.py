@@ -1,12 +1,10 @@
 """`launch-pipeline plan`: options to scenarios, predictions to text."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import click
 from rich.console import Console
 
-from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.printing import show
 from orchestrator.cli.sentences import say
 from orchestrator.lab.simulate.devices import Devices
@@ -29,9 +27,8 @@ _DEFAULT_PROFILE = "m4-16gb-qwen2.5-3b"
     multiple=True,
     help="May be given several times.  [default: 0 and 1]",
 )
-@click.option("--plot", type=Destination(".png"), help="Write a picture (PNG).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def plan(profile: str | None, temperature: tuple[float, ...], plot: Path | None, as_json: bool) -> None:
+def plan(profile: str | None, temperature: tuple[float, ...], as_json: bool) -> None:
     """Predict tokens/s on a device, without it and without models.
 
     The real state machine and the real workers run without models in virtual time. By default the draft
@@ -39,7 +36,7 @@ def plan(profile: str | None, temperature: tuple[float, ...], plot: Path | None,
 
     \b
     launch-pipeline plan --pace m4-pro-gemma3-12b-bf16
-    launch-pipeline plan --temperature 0 --plot speeds.png
+    launch-pipeline plan --temperature 0
     launch-pipeline calibrate && launch-pipeline plan
     """
     measured = calibration_file()
@@ -52,4 +49,4 @@ def plan(profile: str | None, temperature: tuple[float, ...], plot: Path | None,
         findings = plan_findings(device, [(one, predict(one), by_acceptance(one)) for one in scenarios])
     if not as_json:
         say(f"{findings.title}\n")
-    show(findings, as_json, plot)
+    show(findings, as_json)

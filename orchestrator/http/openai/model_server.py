@@ -63,18 +63,13 @@ class ModelServer:
         for fault in template.faults:
             log.warning("%s can't chat, only complete texts. %s", settings.names[0], fault)
 
-    async def encoded(self, request: Request, asked: ChatRequest | str, *, special: bool = True) -> PreparedRequest:
+    async def encoded(self, request: Request, question: ChatRequest) -> PreparedRequest:
         """As of `Preparation`. Raises ApiError for far more text than the context has."""
         with self._figures.limit.take(1):
             serving = (await self.health.check()).serving
             # The largest of all contexts while no pipeline serves.
             context = MAX_CONTEXT if serving is None else serving.context
-            return await self._work.unless_ended(request, self._preparation.encoded(asked, context, special=special))
-
-    async def prepared(self, request: Request, question: ChatRequest) -> PreparedRequest:
-        """Raises ApiError for what the model's chat template can't render."""
-        with self._figures.limit.take(1):
-            return await self._work.unless_ended(request, self._preparation.prepared(question))
+            return await self._work.unless_ended(request, self._preparation.encoded(question, context))
 
     async def answer(self, request: Request, question: Asked, new_renderer: NewRenderer) -> Response:
         """Generate all choices, and respond with one object or a stream. `new_renderer` is called in a thread. Raises

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -236,8 +236,6 @@ def _unread(left_out: Sequence[str]) -> list[Note]:
     ]
 
 
-SpecialTokens: TypeAlias = Literal["all", "begin", "none"]
-"""Those that are added to a text: all that the tokenizer adds; BOS alone, to a conversation; none."""
 _SHORT_CHARACTERS = 1 << 16
 """Of all texts of a request; longer ones take turns."""
 
@@ -252,26 +250,22 @@ class PromptEncoder:
         self._codec = codec
         self._turn = asyncio.Lock()
 
-    async def encode(self, prompts: Sequence[Prompt], *, special: SpecialTokens, context: int) -> list[Sequence[int]]:
-        """Raises ApiError for a text that is far too long for `context` tokens, and for one that the tokenizer can't
-        read. Other texts may be too long as well."""
+    async def encode(self, prompts: Sequence[Prompt], *, rendered: bool, context: int) -> list[Sequence[int]]:
+        """`rendered`: of conversations. Raises ApiError for a text that is far too long for `context` tokens, and for
+        one that the tokenizer can't read. Other texts may be too long as well."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             if len(text) > MOST_CHARACTERS * context:
                 raise PromptTooLong(len(text) // _USUAL_CHARACTERS, context, "about ")
         try:
             async with self._turn if sum(map(len, texts)) > _SHORT_CHARACTERS else nullcontext():
-                return await in_thread(self._encode, prompts, special)
+                return await in_thread(self._encode, prompts, rendered)
         except InputError as error:
             raise of_pipeline(error) from error
 
-    def _encode(self, prompts: Sequence[Prompt], special: SpecialTokens) -> list[Sequence[int]]:
-        def encoded(text: str) -> list[int]:
-            if special == "begin":
-                return self._codec.encode_rendered(text)
-            return self._codec.encode(text, special=special == "all")
-
-        return [encoded(each) if isinstance(each, str) else each for each in prompts]
+    def _encode(self, prompts: Sequence[Prompt], rendered: bool) -> list[Sequence[int]]:
+        encode = self._codec.encode_rendered if rendered else self._codec.encode
+        return [encode(each) if isinstance(each, str) else each for each in prompts]
 
 
 _COMPLETION_TOKENS = 16
@@ -299,18 +293,13 @@ class Preparation:
         prepared = await self.encoded(question, state.context)
         return prepared, await asyncio.to_thread(self._all_choices, question, prepared, state)
 
-    async def prepared(self, question: Asked) -> PreparedRequest:
-        """Its prompts are not encoded yet."""
-        if isinstance(question, ChatRequest):
-            return await asyncio.to_thread(self.prompts.render, question)
-        return PreparedRequest(question.prompts, grammar=question.grammar, notes=question.notes)
-
-    async def encoded(self, asked: Asked | str, context: int, *, special: bool = True) -> PreparedRequest:
-        """With the tokens of its prompts, or of a text; also more than `context`. `special`: of a text, as in
-        `TextCodec.encode`."""
-        prepared = PreparedRequest([asked]) if isinstance(asked, str) else await self.prepared(asked)
-        added = "begin" if isinstance(asked, ChatRequest) else "all" if special else "none"
-        tokens = await self._encoder.encode(prepared.prompts, special=added, context=context)
+    async def encoded(self, question: Asked, context: int) -> PreparedRequest:
+        """With the tokens of its prompts, also more than `context`."""
+        if chat := isinstance(question, ChatRequest):
+            prepared = await asyncio.to_thread(self.prompts.render, question)
+        else:
+            prepared = PreparedRequest(question.prompts, grammar=question.grammar, notes=question.notes)
+        tokens = await self._encoder.encode(prepared.prompts, rendered=chat, context=context)
         return dataclasses.replace(prepared, tokens=tokens)
 
     def _all_choices(self, question: Asked, prepared: PreparedRequest, state: PipelineState) -> list[Choice]:

@@ -123,7 +123,7 @@ def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
     notice("loading models")
     models, watch = ours.models(), _Noticing(notice)
     found = strategies.measure(ours, prompts(models, texts), watch)
-    return msgspec.structs.replace(found, notes=(*measured_pair(models), *watch.notes, *found.notes), panels=())
+    return msgspec.structs.replace(found, notes=(*measured_pair(models), *watch.notes, *found.notes))
 
 
 def _with_core_ml(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:

@@ -1,1 +1,1 @@
-"""Profiles a pipeline: from the spans of its processes to figures and pictures."""
+"""Profiles a pipeline: from the spans of its processes to figures and a trace."""

@@ -1,4 +1,4 @@
-"""A profile's findings and files: tables, a timeline, a Perfetto trace, the figures as JSON."""
+"""A profile's findings and files: tables, a Perfetto trace, the figures as JSON."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
@@ -9,30 +9,23 @@ import msgspec
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-from orchestrator.lab.findings import Bars, Cell, Column, Field, Findings, Panel, Table, tabulated
+from orchestrator.lab.findings import Cell, Column, Field, Findings, Table, tabulated
 from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile, grown_by
 from orchestrator.lab.profile.measure import MeasuredRun
 from orchestrator.lab.profile.overlap import (
-    TARGET_WORK,
     WIDEST,
     Interval,
-    Intervals,
-    TracedRequest,
-    VerificationRound,
-    difference,
     edges,
-    intersection,
     rounds,
     traced_requests,
     work,
 )
 from orchestrator.lab.profile.run import TracedRun, TracedSpan
-from orchestrator.lab.report import picture
 from protocol.errors import InputError
 from protocol.shown_names import device_name
 from protocol.worker.spans import SpanKind
 
-NAMES = ("timeline.png", "trace.perfetto-trace", "profile.json")
+NAMES = ("trace.perfetto-trace", "profile.json")
 _TARGET_WORDS = {
     "verify": "verifies",
     "tidy": "tidies up",
@@ -90,7 +83,6 @@ def findings(profile: ProfileFigures) -> Findings:
     tables = [tabulated("", _FIELDS, profile.requests)]
     tables.append(_times("target", profile.requests, lambda each: each.target, _TARGET_WORDS))
     tables += [_times("draft", profile.requests, lambda each: each.draft, _DRAFT_WORDS)] if drafted else []
-    tables.append(profile.expected)
     return Findings(
         title=f"Where the time of {profile.strategy} went",
         conditions=tuple(_conditions(profile)),
@@ -143,8 +135,7 @@ def require_folder(folder: Path) -> None:
 
 def write_files(measured: MeasuredRun, folder: Path) -> list[Path]:
     """Write all files of `NAMES`; returns their paths."""
-    timeline, trace, figures = paths = [folder / name for name in NAMES]
-    picture(timeline_panels(measured), timeline)
+    trace, figures = paths = [folder / name for name in NAMES]
     trace.write_bytes(perfetto_trace(measured.run))
     figures.write_bytes(msgspec.json.format(msgspec.json.encode(measured.profile)))
     return paths
@@ -246,76 +237,3 @@ def _edges_in_order(spans: Iterable[TracedSpan]) -> Iterator[tuple[int, bool, Tr
         moments.append(((span.end, 2 if span.length == 0 else 0, -span.begin), False, span))
     for (at, _, _), begins, span in sorted(moments, key=lambda moment: moment[0]):
         yield at, begins, span
-
-
-# A picture of some rounds -------------------------------------------------------------------------
-
-ROUNDS = 8
-"""Rounds in a picture."""
-_LOOKS = {
-    "exposed": "growth, target idle",
-    "verify": "target verifies",
-    "used": "growth, used",
-    "discarded": "growth, discarded",
-    "prefill": "prefill",
-    "tidy": "tidies up",
-    "wait": "awaits growth",
-}
-
-
-def timeline_panels(measured: MeasuredRun) -> Findings:
-    """The overlap in some rounds of the last request of each temperature."""
-    profile, run = measured.profile, measured.run
-    speeds = (f"{each.tokens_per_second:.1f} tokens/s at T = {each.temperature:g}" for each in profile.requests)
-    last = traced_requests(run)[-len(profile.requests) :]
-    panels = (
-        timeline(run, request, account.overlapped_share)
-        for request, account in zip(last, profile.requests, strict=True)
-    )
-    return Findings(
-        title="\n".join([f"{profile.strategy}: {', '.join(speeds)}", *profile.machine[:1]]), panels=tuple(panels)
-    )
-
-
-def timeline(run: TracedRun, request: TracedRequest, overlapped: float | None, most: int = ROUNDS) -> Panel:
-    """`most` rounds from the middle of the request, or all if there are fewer: lanes of draft and target. A wait of
-    the orchestrator stands in the target's lane."""
-    done = rounds(request.seen)
-    middle = max(0, (len(done) - most) // 2)
-    chosen = [each.round for each in done[middle : middle + most]]
-    verifies = [span for span in work(request.target, (SpanKind.VERIFY,)) if span.round in chosen]
-    begin, end = min(span.begin for span in verifies), max(span.end for span in verifies)
-    margin = (end - begin) // 100
-    window = (begin - margin, end + margin)
-    drawn = _uses(run, request, done, window)
-    hidden = "" if overlapped is None else f"; {overlapped:.0%} of the draft's time overlaps"
-    return Panel(
-        title=f"T = {request.temperature:g}, rounds {chosen[0]} to {chosen[-1]}{hidden}",
-        x="ms",
-        lanes=tuple(Bars(lane, _LOOKS[use], tuple(_parts(each, window)), use == "wait") for lane, use, each in drawn),
-    )
-
-
-def _uses(
-    run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval
-) -> Iterator[tuple[str, str, Intervals]]:
-    """Lane, use, and moments. Each use is there, so that it has one colour in every picture."""
-    steps, used = grown_by(run), set().union(*(each.used for each in done))
-    busy = request.busy(work(request.target, TARGET_WORK), [window])
-    growth = [edges(span) for span in work(request.draft, (SpanKind.GROW,))]
-    yield "draft", "exposed", [part for each in growth for part in difference([each], busy)]
-    yield "target", "verify", list(map(edges, work(request.target, (SpanKind.VERIFY,))))
-    for look, wanted in (("used", True), ("discarded", False)):
-        chosen = [each for each in growth if (steps.get(each) in used) is wanted]
-        yield "draft", look, [part for each in chosen for part in intersection([each], busy)]
-    yield "draft", "prefill", list(map(edges, work(request.draft, (SpanKind.PREFILL,))))
-    yield "target", "prefill", list(map(edges, work(request.target, (SpanKind.PREFILL,))))
-    yield "target", "tidy", list(map(edges, work(request.target, (SpanKind.TIDY,))))
-    yield "target", "wait", list(map(edges, request.waits))
-
-
-def _parts(moments: Intervals, window: Interval) -> Iterator[tuple[float, float]]:
-    """Milliseconds from the beginning of the window, and lengths."""
-    for each in moments:
-        for begin, end in intersection([each], [window]):
-            yield (begin - window[0]) / 1e6, (end - begin) / 1e6

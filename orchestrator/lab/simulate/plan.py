@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.core.options import Options
-from orchestrator.lab.findings import Bar, Field, Findings, Panel, Table, tabulated
+from orchestrator.lab.findings import Field, Findings, Table, tabulated
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, Language, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.simulation import SimulatedClient
@@ -245,7 +245,6 @@ def plan_findings(
         title=f"Predicted for {profile.name}",
         conditions=(f"Predicted for {profile.name}: {profile.description}.",),
         tables=tuple(table for plan in plans for table in (_plan_table(*plan[:2]), _worth_table(plan[0], plan[2]))),
-        panels=tuple(_bars(scenario, predictions) for scenario, predictions, _ in plans),
         figures={
             "profile": profile.name,
             "plans": [
@@ -298,12 +297,3 @@ def _worth_table(scenario: Scenario, rows: Sequence[Worth]) -> Table:
 
 def _best_in_turns(row: Worth) -> float:
     return max(each.tokens_per_second for each in (row.baseline, row.in_turns) if each is not None)
-
-
-def _bars(scenario: Scenario, predictions: Sequence[Prediction]) -> Panel:
-    speeds = [(one.contender, one.tokens_per_second) for one in predictions]
-    bars = tuple(
-        Bar(name, speed, baseline=name.startswith(PLAIN_NAME), hypothetical=name.startswith(ORACLE))
-        for name, speed in speeds
-    )
-    return Panel(title=f"temperature {scenario.temperature:g}", x="tokens/s", bars=bars)

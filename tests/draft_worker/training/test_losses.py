@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from draft_worker.training.losses import loss, wanted
+from draft_worker.training.language import loss, wanted
 
 
 def test_a_drafter_that_equals_its_target_has_no_gradient():

@@ -70,9 +70,7 @@ NO_FOLDER = "since there is no folder {folder}/file"
                 ("generate", "x", "--record"),
             )
         ),
-        (("plan", "--plot"), "file/x.png", NO_FOLDER),
-        (("plan", "--plot"), "x.foo", "must end in .png"),
-        (("plan", "--plot"), "sub", "is a directory"),
+        (("calibrate", "--out"), "sub", "is a directory"),
     ],
 )
 def test_a_folder_or_file_that_can_not_be_written_is_refused_before_the_work(
@@ -80,7 +78,6 @@ def test_a_folder_or_file_that_can_not_be_written_is_refused_before_the_work(
 ):
     (tmp_path / "file").touch()
     (tmp_path / "sub").mkdir()
-    monkeypatch.setattr("orchestrator.cli.commands.plan.predict", None)
 
     result = CliRunner().invoke(cli, [*words, str(tmp_path / file)])
 

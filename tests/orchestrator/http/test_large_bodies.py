@@ -160,7 +160,6 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Gate:
     [
         (COMPLETIONS, {"prompt": LONG}),
         (COMPLETIONS, {"prompt": ["short", LONG]}),
-        ("/tokenize", {"content": LONG}),
         ("/v1/responses/input_tokens", {"input": LONG}),
         (CHAT, {"messages": [{"role": "user", "content": LONG}]}),
         ("/v1/responses", {"input": LONG}),
@@ -199,22 +198,6 @@ def test_long_texts_take_turns_and_short_ones_pass(holding: Gate):
 
     assert talk(ask, ROOM) == [200, 400, 400, 400]
     assert holding.calls == 4
-
-
-def test_tokens_become_text_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
-    threads: list[threading.Thread] = []
-
-    def noted(*_: object) -> bytes:
-        threads.append(threading.current_thread())
-        return b"a"
-
-    monkeypatch.setattr(CODEC, "spelt", noted)
-    monkeypatch.setattr(CODEC, "decode", lambda *_: noted().decode())
-
-    assert post("/tokenize", {"content": "Hi", "with_pieces": True}).json()["tokens"][0]["piece"] == "a"
-    assert post("/detokenize", {"tokens": [1]}).json()["content"] == "a"
-    assert len(threads) >= 2
-    assert threading.current_thread() not in threads
 
 
 def test_tokens_of_a_long_conversation_are_counted_all_the_same():

@@ -12,7 +12,7 @@ from orchestrator.http.generation import ChoiceEnd, TextPiece
 from orchestrator.http.openai.answer import AnswerKind, ChoiceAnswer
 from orchestrator.http.openai.answer_content import LogprobTranscript
 from orchestrator.http.openai.prompts import PreparedRequest
-from orchestrator.runtime.request_state import RequestState
+from orchestrator.runtime.client_frontend import RequestState
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.answer_format import AnswerFormat
 from orchestrator.text.tokenizer import TextCodec

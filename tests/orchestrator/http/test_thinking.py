@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from orchestrator.api.result import Result
 from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.http.responses.request import messages
-from orchestrator.runtime.request_state import RequestState
+from orchestrator.runtime.client_frontend import RequestState
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK
 from protocol.messages.base import RequestId

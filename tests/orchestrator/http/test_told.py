@@ -6,11 +6,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.runtime.request_state import to_request
+from orchestrator.runtime.client_frontend import to_request
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.client import PipelineState
 from protocol.messages.sampling import ModelSampling
-from tests.support.asked_server import CHAT, CODEC, HELLO, TEMPLATE, asked, get, post, talk
+from tests.support.asked_server import CHAT, CODEC, HELLO, asked, get, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
 
 TURNS = HELLO["messages"]
@@ -39,37 +39,11 @@ def test_clients_of_lm_studio_find_its_routes():
     assert answer["choices"][0]["message"]["content"] == "Hello"
 
 
-def test_a_text_becomes_tokens_and_text_again():
-    tokens = CODEC.encode("Say it.", special=False)
+def test_the_key_and_the_model_s_name_are_checked():
+    body = {**HELLO, "input": "Hi", "model": "other"}
 
-    told = post("/tokenize", {"content": "Say it.", "with_pieces": True}).json()
-
-    assert [piece["id"] for piece in told["tokens"]] == tokens
-    assert "".join(piece["piece"] for piece in told["tokens"]) == "Say it."
-    assert (told["count"], told["max_model_len"]) == (len(tokens), READY.context)
-    assert post("/tokenize", {"prompt": "Say it."}).json()["tokens"] == CODEC.encode("Say it.")
-    assert post("/detokenize", {"tokens": tokens}).json() == {"content": "Say it.", "prompt": "Say it."}
-
-
-def test_a_conversation_becomes_its_prompt_and_its_tokens():
-    told = post("/apply-template", HELLO).json()
-
-    assert told == {"prompt": TEMPLATE.text(TURNS)}
-    assert post("/tokenize", {**HELLO, "return_token_strs": True}).json()["tokens"] == TEMPLATE.tokens(TURNS)
-    assert post("/apply-template", {"content": "Hi"}).status_code == 400
-
-
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", "/v1/responses/compact"])
-def test_the_key_and_the_model_s_name_are_checked(path: str):
-    body = {"tokens": [1], **HELLO, "input": "Hi", "model": "other"}
-
-    assert post(path, body).status_code == 404
-    assert post(path, body, headers={}).status_code == 401
-
-
-@pytest.mark.parametrize("tokens", [[-1], [1 << 40], "x"])
-def test_what_is_no_token_is_refused(tokens: object):
-    assert post("/detokenize", {"tokens": tokens}).status_code == 400
+    assert post("/v1/responses/compact", body).status_code == 404
+    assert post("/v1/responses/compact", body, headers={}).status_code == 401
 
 
 # Warnings -----------------------------------------------------------------------------------------

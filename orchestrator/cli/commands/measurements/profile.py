@@ -31,7 +31,7 @@ from protocol.messages.sampling import AT_ZERO
     type=Destination(folder=True),
     default=Path("profile"),
     show_default=True,
-    help="Folder for timeline.png, trace.perfetto-trace and profile.json.",
+    help="Folder for trace.perfetto-trace and profile.json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @pipeline_options
@@ -57,7 +57,7 @@ def profile(
     launch-pipeline profile "import os" --temperature 0.7 --out /tmp/profile
     launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
     """
-    # Neither numpy nor matplotlib nor the trace's schema should slow the other commands' start down.
+    # Neither numpy nor the trace's schema should slow the other commands' start down.
     from orchestrator.lab.profile.measure import ProfileTask, measure
     from orchestrator.lab.profile.report import findings, require_folder, write_files
 

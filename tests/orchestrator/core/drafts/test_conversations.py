@@ -1,6 +1,6 @@
 """What a draft holds of earlier conversations."""
 
-from orchestrator.core.drafts.conversations import Conversations
+from orchestrator.core.drafts.draft import Conversations
 from protocol.messages.base import RequestId
 
 ONE, TWO = RequestId(1), RequestId(2)
