@@ -5,12 +5,13 @@ Decides nothing.
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from orchestrator.core.events import Event
+from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from protocol.errors import InputError
 from protocol.messages.base import Message, RequestId, Role
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
@@ -20,7 +21,12 @@ from protocol.worker.spans import ClockProbes, SpanKind, SpanRing
 _MAX_MESSAGES = 1 << 17
 _PROBES = 200
 """Clock probes, sent to each worker one after the other as soon as it is up, while it is idle."""
+_LONGEST_LINE = 64 << 20
+"""Bytes; the longest event holds a context's tokens. What is longer is no journal."""
 _FILE = "trace.json"
+_EVENTS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Submitted, Ended, WorkerUp, WorkerDown, Arrived, Tick)
+}
 
 
 class Journal:
@@ -40,6 +46,14 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+
+def replay(path: Path) -> Iterator[tuple[Event, float]]:
+    """The events of a journal and their times, in order."""
+    with path.open("rb") as lines:
+        for line in iter(lambda: lines.readline(_LONGEST_LINE), b""):
+            now, kind, body = msgspec.json.decode(line)
+            yield msgspec.convert(body, _EVENTS[kind], strict=False), now
 
 
 ProfiledMessage: TypeAlias = Start | Verify | Reroot | Prefilled | Verdict | Grow

@@ -9,10 +9,10 @@ import pytest
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
+from orchestrator.runtime.recording import replay
 from protocol.messages.features import Features
 from protocol.messages.worker import Grow
 from tests.end_to_end.test_attach import machine, named
-from tests.support.journals import replay
 from tests.support.models.block_files import write_block
 from tests.support.models.fitted_drafters import continued, fit_block
 from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target

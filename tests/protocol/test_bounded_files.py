@@ -12,6 +12,7 @@ from orchestrator.cli.commands.generate import prompt_text
 from orchestrator.cli.commands.serve import server_key
 from orchestrator.lab.bench.prompts import read_prompts
 from orchestrator.machine.profiles.device_profiles import load_profile
+from orchestrator.runtime import recording
 from orchestrator.text.training_prompts import write_prompts
 from protocol import bounded_files
 from protocol.errors import InputError
@@ -51,6 +52,15 @@ def test_a_file_without_end_is_refused_when_its_bound_is_read(
 
     with pytest.raises(InputError, match="it has more than"):
         read(file)
+
+
+def test_a_line_without_end_is_no_recorded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recording, "_LONGEST_LINE", 2 * len(LINE))
+    file = tmp_path / "file"
+    file.write_bytes(b'[0.0, "Tick", {}' + b" " * 100 + b"]")
+
+    with pytest.raises(ValueError, match="truncated"):
+        list(recording.replay(file))
 
 
 def test_a_pipe_without_end_is_refused():

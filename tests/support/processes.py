@@ -14,9 +14,9 @@ import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
 from orchestrator.core.events import Arrived
+from orchestrator.runtime.recording import replay
 from protocol.kv.segments import stale_segments
 from protocol.paths import sessions_folder
-from tests.support.journals import replay
 
 T = TypeVar("T")
 

@@ -15,11 +15,10 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
-from orchestrator.runtime.recording import Journal
+from orchestrator.runtime.recording import Journal, replay
 from protocol.messages.base import NodeId, RequestId, Role
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Forest, Grow, Pong, Prefilled, Start, Stop, ToWorker, Verdict, Verify
-from tests.support.journals import replay
 from tests.support.scripted_simulation import (
     CONTEXT,
     DRAFT,
