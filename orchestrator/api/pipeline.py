@@ -23,6 +23,7 @@ from protocol.contracts.coreml import OnProgress, silent
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Inquire, PipelineState, ToClient
 from protocol.security.addresses import require_local
+from protocol.speculation.successors import Successors, stored_successors
 from protocol.transport import Link
 
 _CLOSING_SECONDS = 11.0
@@ -142,6 +143,11 @@ class Pipeline(Client):
     def strategy(self) -> StrategyName:
         """The strategy in force: `ar` for a pipeline that can get no draft."""
         return self._setup.options.strategy
+
+    @property
+    def successors(self) -> Successors | None:
+        """The table of what the target writes, if there is one."""
+        return stored_successors(self._setup.successors)
 
     @property
     def owner(self) -> Owner:

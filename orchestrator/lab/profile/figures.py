@@ -1,11 +1,16 @@
 """From a traced run and its replays to the figures of a profile. Pure."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
+from orchestrator.core.events import Arrived, Event, Submitted
+from orchestrator.core.machine import Machine
+from orchestrator.core.options import Options
+from orchestrator.lab.findings import Column, Table
 from orchestrator.lab.profile.overlap import (
     DRAFT_WORK,
     TARGET_WORK,
@@ -31,6 +36,7 @@ from orchestrator.lab.profile.run import TracedRun, WorkerLife
 from protocol.messages.base import Role
 from protocol.messages.client import Statistics
 from protocol.messages.worker import Prefilled, Start, Verdict, Verify
+from protocol.speculation.successors import Successors
 from protocol.worker.spans import SpanKind
 
 _TRAVELLING, _HELD = "messaging", "orchestrator"
@@ -115,6 +121,56 @@ class RequestProfile(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.draft_alone and self.target_alone) and self.overlap_efficiency is None
 
 
+_EXPECTED = (
+    Column("T", "g"),
+    "tree",
+    "lookup",
+    "rounds",
+    Column("expected tokens", ".2f"),
+    Column("came", ".2f"),
+    Column("expected ms", ".1f", "from a tree to its verdict"),
+    Column("took", ".1f"),
+    Column("waited", ".1f", "ms before the tree, for the draft"),
+)
+
+
+def expected_rounds(
+    events: Sequence[tuple[Event, float]], options: Options, last: int, successors: Successors | None = None
+) -> Table:
+    """Rounds as the strategy expected them and as they came, in means by the tree and by whether prompt lookup had a
+    guess behind the root. Of the `last` requests, which were served one by one, by a replay of a recorded pipeline: at
+    a verdict the strategy's figures are still those that it has decided by."""
+    requests = [event.request for event, _ in events if isinstance(event, Submitted)][-last:]
+    machine = Machine(options, successors=successors)
+    kinds = defaultdict[tuple[float, str, int, bool], list[tuple[float, ...]]](list)
+    for event, now in events:
+        verdict = event.message if isinstance(event, Arrived) else None
+        request = machine.requests.get(verdict.request) if isinstance(verdict, Verdict) else None
+        if isinstance(verdict, Verdict) and request and request.id in requests and request.is_answered_by(verdict):
+            assert request.outstanding is not None
+            depths = [0]
+            for parent in request.outstanding.parents[1:]:
+                depths.append(depths[parent] + 1)
+            round, estimates = request.measured(verdict, now), request.estimates
+            expected = estimates.target(len(depths)) + estimates.hop.get(0.0)
+            times = (1e3 * seconds for seconds in (expected, round.seconds - round.waited, round.waited))
+            figures = round.tokens, len(verdict.path) + 1, *times
+            heat, guess = request.task.sampling.temperature, bool(request.guesses_behind(request.tree.root))
+            for by, size in (("depth", max(depths)), ("width", len(depths))):
+                kinds[heat, by, size and 1 << (size - 1).bit_length(), guess].append(figures)
+        machine.step(event, now).all()
+    rows = (
+        (heat, f"{by} {_up_to(most)}", "guess" if guess else "none", len(own), *map(fmean, zip(*own, strict=True)))
+        for (heat, by, most, guess), own in sorted(kinds.items())
+    )
+    return Table("Rounds, as expected and as they came", _EXPECTED, tuple(rows))
+
+
+def _up_to(most: int) -> str:
+    """More than half of it."""
+    return str(most) if most < 3 else f"{most // 2 + 1} to {most}"
+
+
 class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "accounts"}):
     """The figures of all requests. The field `requests` has the key "accounts" in JSON."""
 
@@ -126,6 +182,8 @@ class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True, rename={"request
     notes: tuple[str, ...]
     """Conditions that make figures invalid or incomplete."""
     requests: tuple[RequestProfile, ...]
+    expected: Table
+    """Of all requests of the last pipeline."""
 
 
 def request_profiles(

@@ -15,9 +15,10 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.lab.bench.figures import FEWEST_PROMPTS
-from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile, repeated, request_profiles
+from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile, expected_rounds, repeated, request_profiles
 from orchestrator.lab.profile.run import TracedRun, WorkerLife, load, load_life
 from orchestrator.machine.hardware import chip, worker_environment
+from orchestrator.runtime.recording import replay
 from protocol.child_process import module_command
 from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
@@ -113,9 +114,12 @@ def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None, most:
     notes: dict[str, None] = {}
     while True:
         with tempfile.TemporaryDirectory() as folder:
-            pipeline = Pipeline(settings=task.settings, trace=folder)
+            journal = task.settings.record or f"{folder}/events.jsonl"
+            pipeline = Pipeline(settings=task.settings, trace=folder, record=journal)
             results = _generate(pipeline, task, notice)
             run = load(Path(folder))
+            options = msgspec.structs.replace(task.settings.options, strategy=pipeline.strategy)
+            expected = expected_rounds(list(replay(Path(journal))), options, len(results), pipeline.successors)
             alone: dict[str, WorkerLife] = {}
             for name, life in replays(run, Path(folder), task.settings.draft_command):
                 notice(f"replayed {name} alone")
@@ -134,6 +138,7 @@ def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None, most:
                 clock_error=None if run.clock_error is None else run.clock_error / 1e9,
                 notes=tuple(notes),
                 requests=requests,
+                expected=expected,
             )
             return MeasuredRun(figures, run)
 

@@ -83,6 +83,7 @@ def findings(profile: ProfileFigures) -> Findings:
     tables = [tabulated("", _FIELDS, profile.requests)]
     tables.append(_times("target", profile.requests, lambda each: each.target, _TARGET_WORDS))
     tables += [_times("draft", profile.requests, lambda each: each.draft, _DRAFT_WORDS)] if drafted else []
+    tables.append(profile.expected)
     return Findings(
         title=f"Where the time of {profile.strategy} went",
         conditions=tuple(_conditions(profile)),

@@ -3,10 +3,12 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from orchestrator.lab.profile.figures import grown_by, idle_by_cause, target_time
+from orchestrator.core.options import Options
+from orchestrator.lab.profile.figures import expected_rounds, grown_by, idle_by_cause, target_time
 from orchestrator.lab.profile.overlap import (
     DRAFT_WORK,
     TARGET_WORK,
@@ -27,12 +29,16 @@ from orchestrator.lab.profile.overlap import (
     union,
 )
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.devices import Devices
+from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.runtime.recording import Seen, Traced
 from protocol.messages.base import NodeId, RequestId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Start, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from protocol.worker.spans import SpanKind
+from tests.support.simulation import modelled_pipeline
 
 ONE = RequestId(1)
 ROOT = NodeId(7)
@@ -217,6 +223,35 @@ def test_time_alone_counts_the_part_inside_and_is_not_known_of_a_replay_that_lac
     # TracedStep 1 lies in the window with 40 of its 90.
     assert time_alone(draft, WorkerLife(draft.worker, fast), DRAFT_WORK, [(200, 790)]) == (40 + 80 + 100 + 120) // 2
     assert time_alone(target, WorkerLife(target.worker, target.spans[:3]), TARGET_WORK, [(0, 1000)]) is None
+
+
+class Repeating(ModelledLanguage):
+    """A text of which every other forty tokens repeat themselves."""
+
+    def token(self, request: int, position: int) -> int:
+        return super().token(request, position % 8 if position // 40 % 2 else position)
+
+
+def test_a_replay_tells_what_was_expected_of_each_round_and_what_came():
+    options, devices = Options(), Devices.of(load_profile("m4-qwen3-8b"))
+    simulation = modelled_pipeline(options, Repeating(AcceptanceModel(accept=0.6)), devices, kept=None)
+    for request, temperature in ((1, 1.0), (2, 0.0), (3, 0.7)):
+        simulation.submit(request, 400, temperature)
+        simulation.run()
+
+    table = expected_rounds([(event, now) for now, event, _ in simulation.history], options, last=2)
+
+    for heat, request in ((0, 2), (0.7, 3)):
+        (figures,) = (one.statistics for id, one in simulation.clients.items() if id == request)
+        assert figures is not None
+        for by in ("depth", "width"):
+            rows: list[Any] = [row for row in table.rows if row[0] == heat and str(row[1]).startswith(by)]
+            count = sum(row[3] for row in rows)
+            expected, came, wanted, took = (sum(row[3] * row[at] for row in rows) / count for at in (4, 5, 6, 7))
+            assert {row[2] for row in rows} == {"guess", "none"}
+            assert (count, came) == (figures.rounds, pytest.approx(figures.tokens_per_round, rel=0.02))
+            assert (expected, wanted) == (pytest.approx(came, rel=0.15), pytest.approx(took, rel=0.05))
+    assert {row[0] for row in table.rows} == {0, 0.7}
 
 
 # Sets of moments -----------------------------------------------------------------------------------
