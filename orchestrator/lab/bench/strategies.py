@@ -32,7 +32,7 @@ from orchestrator.lab.bench.figures import (
 )
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.lab.bench.trials import requests_of, run
+from orchestrator.lab.bench.trials import Start, requests_of, run, starts
 from orchestrator.lab.findings import Cell, Column, Findings, Listener, Table, tabulated
 from orchestrator.lab.forwards import TIE, ForwardOrder, Gap, examined, parting
 from orchestrator.lab.report import machine_lines
@@ -60,11 +60,12 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) ->
         watch.begin(len(distinct_tasks(plan, requests)), "the target, to record its texts")
         texts = recorded(plan, requests, watch.finished)
     absent: dict[str, str] = {}
+    start = starts(plan, requests[0].tokens, watch) if plan.pace is None else {}
     watch.begin(1, "the contenders")
     measurements, names = run(plan, requests, watch, absent.__setitem__, texts)
     ties = NO_TIES if texts is not None else _ties(plan, requests, measurements, names, watch)
     by_category = rows_by_category(measurements, names, ties)
-    return findings(rows(measurements, names, ties), plan, len(prompts), by_category, absent)
+    return findings(rows(measurements, names, ties), plan, len(prompts), by_category, absent, start)
 
 
 def _ties(
@@ -116,11 +117,13 @@ def findings(
     prompts: int,
     by_category: Mapping[str, Sequence[BenchRow]] | None = None,
     absent: Mapping[str, str] | None = None,
+    start: Mapping[str, Start] | None = None,
 ) -> Findings:
     """Tables of each temperature: figures, ratios by category, of which there must be two at least, and what the parts
     of `adaptive` give.
 
-    `by_category` has the rows of each category's prompts; `absent` the rivals that can't run, each with the reason.
+    `by_category` has the rows of each category's prompts; `absent` the rivals that can't run, each with the reason;
+    `start` of each of ours and mlx-lm's, by name.
     """
     temperatures = list(dict.fromkeys(row.temperature for row in rows))
     several = by_category if by_category and len(by_category) > 1 else {}
@@ -133,6 +136,8 @@ def findings(
             tables.append(_category_table(here, several))
         if found := [each for each in shares if each.temperature == temperature]:
             tables.append(_parts_table(found, [row.contender for row in here]))
+    if start:
+        tables.append(_start_table(start))
     return Findings(
         title=f"{plan.pace or 'this machine'}, {prompts} prompts, {plan.max_tokens} tokens",
         conditions=(f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats.", *machine_lines()),
@@ -148,6 +153,7 @@ def findings(
             "parts": [each._asdict() for each in shares],
             "by_category": {name: [_values(row) for row in group] for name, group in (by_category or {}).items()},
             "absent_rivals": dict(absent or {}),
+            "start": dict(start or {}),
         },
     )
 
@@ -186,6 +192,11 @@ def _parts_table(found: Sequence[Parts], contenders: Sequence[str]) -> Table:
         tuple((each.category, *map(each.over_each.get, contenders), each.draft, each.lookup) for each in found),
         _PARTS,
     )
+
+
+def _start_table(start: Mapping[str, Start]) -> Table:
+    cells = ((part, *(each.get(part) for each in start.values())) for part in _START)
+    return Table("start, s", (Column(""), *(Column(name, ".2f") for name in start)), tuple(cells), _STARTED)
 
 
 def _checks(rows: Sequence[BenchRow]) -> Iterator[Check]:
@@ -247,6 +258,12 @@ _FASTEST = "Of contenders that differ only in K the table has the fastest; --jso
 _PARTS = (
     "Medians of the seconds of whole requests, prompts included. The draft's share: lookup alone over adaptive; "
     "lookup's: without lookup over adaptive. Above 1 it earns what it costs. The blind draft guesses at the same cost."
+)
+_START = ("tokenizer", "weights", "warm-up and costs", "ready", "first token")
+_STARTED = (
+    "ready: from the start of the first process on, Python and imports included. Ours has a draft too, loads at once "
+    "what mlx-lm loads in turn, and its weights include the proof of its level; costs are measured at the first start "
+    "with a model on a GPU. first token: of a request then."
 )
 _RIVAL = (
     "llama.cpp: its own server with the GGUF file of the same weights, on all cores. It computes with "

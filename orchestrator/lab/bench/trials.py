@@ -247,20 +247,27 @@ def run(
     return measurements, names
 
 
-def starts(plan: BenchPlan, tokens: tuple[int, ...]) -> dict[str, dict[str, float | None]]:
-    """Seconds of mlx-lm's start and of ours, by part, one after the other; without mlx-lm's where it could not be made.
-    `tokens`: a prompt. Raises as a pipeline does."""
-    models, found, first = plan.models(), dict[str, dict[str, float | None]](), GenerationTask(tokens, 1, 0.0, 0)
+Start = dict[str, float | None]
+"""Seconds, by part."""
+
+
+def starts(plan: BenchPlan, tokens: tuple[int, ...], watch: Listener) -> dict[str, Start]:
+    """mlx-lm's start and ours, one after the other; without mlx-lm's where it could not be made. `tokens`: a prompt.
+    Raises as a pipeline does."""
+    models, found, first = plan.models(), dict[str, Start](), GenerationTask(tokens, 1, 0.0, 0)
+    watch.begin(2, "mlx-lm and adaptive, to time their starts")
     began = perf_counter()
     with suppress(PipelineError), running(str(models.target), "", tokenizer=True) as process:
         parts, ready = process.await_ready(), perf_counter() - began
         generation = MlxLmContender(process, 0, ()).generate(first)
         found[PLAIN] = {**parts, "ready": ready, "first token": generation.time_to_first_token}
+    watch.finished(PLAIN)
     began = perf_counter()
     with Pipeline(settings=models.settings("adaptive")) as pipeline:
         parts, ready = dict(pipeline.state().start), perf_counter() - began
         generation = PipelineContender("", pipeline).generate(first)
         found["adaptive"] = {**parts, "ready": ready, "first token": generation.time_to_first_token}
+    watch.finished("adaptive")
     return found
 
 

@@ -11,7 +11,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.lab.bench.plan import BenchModels
 from orchestrator.lab.bench.trials import encoded, starts
-from orchestrator.lab.findings import Answer, Findings, Value
+from orchestrator.lab.findings import Answer, Findings, Listener, Value
 from orchestrator.lab.first_light.pipelines import measured_pair, plan, prompts
 from orchestrator.lab.first_light.stages import Asked
 from protocol.child_process import ChildProcess, Failed, module_command
@@ -30,7 +30,7 @@ def start(asked: Asked) -> Findings:
     """From nothing to the first token, by part: mlx-lm, then the pipeline with its draft."""
     models, tokens = _task()
     asked.notice("starting mlx-lm and adaptive")
-    found = starts(plan(), tokens)
+    found = starts(plan(), tokens, Listener())
     known = {name: {part: s for part, s in parts.items() if s is not None} for name, parts in found.items()}
     values = tuple(Value(f"{name}, {part}", s, "s") for name, parts in known.items() for part, s in parts.items())
     told = "; ".join(

@@ -250,6 +250,9 @@ def test_a_real_run_is_exact_and_reports_it(prompts: Path):
     assert all(0 < row["time_to_first_token"] <= row["total_time"] for row in report["results"])
     assert all(0 < row["inter_token_p50"] <= row["inter_token_p95"] for row in report["results"])
     (one, two) = (row for row in report["results"] if row["contender"].startswith("sd"))
+    for start in (report["start"]["mlx-lm"], report["start"]["adaptive"]):
+        assert start["ready"] > start["weights"] > 0 < start["first token"]
+        assert start["tokenizer"] > 0
     # A draft that is the target guesses every token, so that K decides how many a round has.
     assert (one["acceptance_rate"], two["acceptance_rate"]) == (1.0, 1.0)
     assert one["tokens_per_round"] <= 2 < two["tokens_per_round"]

@@ -22,6 +22,7 @@ from orchestrator.lab.bench.figures import (
     rows_by_category,
 )
 from orchestrator.lab.bench.strategies import findings
+from orchestrator.lab.bench.trials import Start
 from orchestrator.lab.report import json_text
 from tests.support.bench_measurements import bench_plan, measurement, pace
 from tests.support.shown import complaints, shown
@@ -197,7 +198,9 @@ def test_many_categories_with_long_names_fit_into_128_columns():
 def test_json_has_every_contender_and_category_with_intervals_by_name():
     found = _run()
     by_category = rows_by_category(found, _NAMES)
-    values = json.loads(json_text(findings(rows(found, _NAMES), bench_plan(), 9, by_category)))
+    start: dict[str, Start] = {"mlx-lm": {"weights": 2.25}, "adaptive": {"weights": 1.25, "warm-up and costs": 0.25}}
+    told = findings(rows(found, _NAMES), bench_plan(), 9, by_category, start=start)
+    values = json.loads(json_text(told))
 
     assert [row["contender"] for row in values["results"]] == _NAMES
     groups = {name: len(group) for name, group in values["by_category"].items()}
@@ -207,6 +210,8 @@ def test_json_has_every_contender_and_category_with_intervals_by_name():
     ratio = adaptive["ratios"]["mlx-lm K=2"]
     assert (adaptive["best_baseline"], adaptive["over_best"]) == ("mlx-lm K=2", ratio)
     assert ratio["interval"]["low"] <= ratio["median"] <= ratio["interval"]["high"]
+    assert values["start"] == start
+    assert " ".join(shown(told, width=128).split()).count("warm-up and costs - 0.25") == 1
 
 
 def test_the_parts_of_adaptive_are_compared_by_the_medians_of_whole_requests_in_each_category():
