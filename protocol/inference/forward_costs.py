@@ -153,17 +153,12 @@ def _in_turns() -> Generator[None]:
         return
     with lock:
         end = time.perf_counter() + _LONGEST_WAIT
-        while not _locked(lock.fileno()) and time.perf_counter() < end:
+        while time.perf_counter() < end:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             time.sleep(_PAUSE)
         yield
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> tuple[Cost, ...]:
