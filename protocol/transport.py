@@ -200,6 +200,14 @@ class Link:
         """The state at the last `receive`; always "up" without keys."""
         return "up" if self._handshake is None else self._handshake.state
 
+    def reconnected(self) -> bool:
+        """Whether a connection was lost and is up again since the last call: what was sent, or was on its way here, may
+        be lost. A `receive` may see both at once."""
+        again = self._handshake is not None and self._handshake.lost and self.state == "up"
+        if self._handshake is not None and again:
+            self._handshake.lost = False
+        return again
+
     @property
     def closed(self) -> bool:
         return self.socket.closed
@@ -225,6 +233,8 @@ class _Handshake:
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
         self.state: ConnectionState = "connecting"
+        self.lost = False
+        """A connection that was up."""
         self._socket = socket
         self._events: zmq.Socket[Any] = socket.get_monitor_socket(sum(_STATES) | zmq.EVENT_DISCONNECTED)
 
@@ -238,7 +248,7 @@ class _Handshake:
             if event in _STATES:
                 self.state = _STATES[event]
             elif self.state == "up":
-                self.state = "down"
+                self.state, self.lost = "down", True
 
     def close(self) -> None:
         if not self._socket.closed:

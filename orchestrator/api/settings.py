@@ -38,6 +38,7 @@ from protocol.errors import InputError
 from protocol.ineffective import Facts, Ineffective
 from protocol.paths import keys_folder
 from protocol.security.addresses import tcp_address
+from protocol.speculation.successors import SUCCESSORS
 
 _HOPELESS = (
     "Without OpenBLAS a forward over 8 tokens takes as long here as 8 over one, so speculation can't help: "
@@ -46,8 +47,9 @@ _HOPELESS = (
 
 
 def _guesses_alone(facts: Facts) -> bool:
-    engine = draft_engines().get(facts.get("draft_engine", ""))
-    return engine is not None and engine.model == "none"
+    engine, draft = draft_engines().get(facts.get("draft_engine", "")), facts.get("draft")
+    # The lookup beside such an engine knows the draft's table.
+    return engine is not None and engine.model == "none" and not (draft and (Path(draft) / SUCCESSORS).is_file())
 
 
 _OF_DRAFT_MODEL = (
@@ -136,7 +138,9 @@ def checked_setup(
         address="",
         target=str(folder),
         draft=str(choice.folder or ""),
-        successors=str(with_successors(folder, choice.folder) or ""),
+        successors=str(
+            with_successors(folder, choice.folder or (Path(settings.draft) if settings.draft else None)) or ""
+        ),
         target_engine=settings.target_engine,
         draft_engine=choice.engine,
         prefill_engine=prefill,

@@ -166,6 +166,8 @@ class Attachment:
                 case state:
                     waited = time.monotonic() - began
                     self._show(f"{_WAITING[state]} {self._where} ({waited:.0f} s) ...")
+            if control.reconnected():
+                control.send(Attach(self._lending.role, life))
 
     def _join(self) -> None:
         """Register this machine's own key with the one-time keys of the join line."""
@@ -188,6 +190,8 @@ class Attachment:
                     )
                 if joining.state == "wrong server":
                     raise self._mistaken()
+                if joining.reconnected():
+                    joining.send(Join(self._lending.name, self._keys.public.decode()))
         finally:
             joining.close()
 
@@ -208,7 +212,7 @@ class Attachment:
                 else:
                     raise_refusal(message)
             up = control.state == "up"
-            if up and not was_up:
+            if control.reconnected():
                 control.send(Attach(self._lending.role, worker.life))
             elif was_up and not up:
                 self._show(f"The connection to {self._where} is lost; trying again ...")

@@ -51,7 +51,7 @@ def running_pipeline(settings: PipelineSettings) -> Client | None:
         return None
     for folder in running_sessions():
         with suppress(PipelineError, OSError):
-            if (address := Session(folder).offered) is None:
+            if not (address := Session(folder).offered):
                 continue
             client = Client(address)
             state = client.state(_ANSWER_SECONDS)

@@ -1,6 +1,7 @@
 """Examines this machine: what is missing, and the next step. Changes nothing and prints nothing. Imports no MLX."""
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -102,21 +103,40 @@ def examine() -> list[Check]:
     ]
 
 
-def reinstall(folder: Path = _CHECKOUT) -> str:
-    """The next step if something of the installation is missing. `folder`: where the packages are."""
-    if _is_checkout(folder):
+_INSTALLERS = {
+    "uv-receipt.toml": "uv tool upgrade --reinstall{} launch-pipeline",
+    "pipx_metadata.json": "pipx reinstall{} launch-pipeline",
+}
+"""By the file that each leaves in the environment."""
+
+
+def reinstall(folder: Path = _CHECKOUT, *, python: bool = False) -> str:
+    """The next step if something of the installation is missing, or if its `python` does not fit; by whatever installed
+    it. `folder`: where the packages are."""
+    if (folder / "bin" / "launch-pipeline").is_file():
+        if python:
+            # In the words of its set-up, which knows what is here.
+            how = ["bash", "-c", '. "$0/bin/.bootstrap"; how_to_install', str(folder)]
+            words = subprocess.run(how, capture_output=True, text=True, check=False).stdout
+            return f"install another Python ({words}), then start bin/launch-pipeline again: it makes .venv again"
         return f"delete {folder}/.venv and start bin/launch-pipeline again; if that is not enough, clone it again"
-    return "install launch-pipeline again with the program that installed it (uv, pipx, pip or brew)"
-
-
-def _is_checkout(folder: Path) -> bool:
-    return (folder / "bin" / "launch-pipeline").is_file()
+    if "/Cellar/launch-pipeline/" in sys.prefix:
+        return "brew reinstall launch-pipeline"
+    for file, command in _INSTALLERS.items():
+        if (Path(sys.prefix) / file).is_file():
+            return command.format(" --python 3.13" * python)
+    if python and (Path(sys.base_prefix) / "conda-meta").is_dir():
+        return "conda create --name launch-pipeline python=3.13, then install launch-pipeline in that environment"
+    if python:
+        return "install launch-pipeline in a virtual environment of Python 3.13 (https://www.python.org/downloads)"
+    pip = f"{sys.executable} -m pip" if importlib.util.find_spec("pip") else "uv pip"
+    return f"SYSTEM_VERSION_COMPAT=0 {pip} install --force-reinstall launch-pipeline"
 
 
 def python() -> Check:
     version = platform.python_version()
     if sys.platform == "darwin" and platform.machine() != "arm64":
-        return Check("Python", "fail", f"{version} for Intel: MLX needs Apple silicon", "install an arm64 Python")
+        return Check("Python", "fail", f"{version} for Intel: MLX needs Apple silicon", reinstall(python=True))
     return Check("Python", "ok", f"{version} on {platform.system()} {platform.machine()}")
 
 
@@ -266,12 +286,7 @@ def neural_engine(system: str = sys.platform) -> list[Check]:
         return [Check("Neural Engine", "ok", text)]
     if machine_facts.installed_version("coremltools") is None:
         text = f"coremltools is not installed, which has no release for Python {platform.python_version()}: no draft"
-        again = (
-            "install launch-pipeline again with Python 3.13, for example: uv tool install --python 3.13 launch-pipeline"
-        )
-        if _is_checkout(_CHECKOUT):
-            again = "brew install python@3.13, then start bin/launch-pipeline again: it makes .venv again"
-        return [Check("Neural Engine", "warn", f"{text} can run there", again)]
+        return [Check("Neural Engine", "warn", f"{text} can run there", reinstall(python=True))]
     this = system_build(), machine_facts.chip()
     here = [each for each in all_recorded() if (each.place.system, each.place.chip) == this]
     text = "--draft-engine auto tries a draft there; launch-pipeline doctor --neural-engine examines one"

@@ -168,12 +168,11 @@ class Orchestrator:
             self._clients.send_telemetry(now)
         if self._kept is not None and self._clients.idle:
             unused = now - self._clients.heard >= self._kept
-            self._stopping = self._stopping or unused or self._session.offered is None
+            self._stopping = self._stopping or unused or self._session.offered == ""
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
             self._workers.ping(self._machine.drafts.statuses())
-            if self._kept is None:
-                self._restore_folder()
+            self._restore_folder()
             if self._clients.idle or now >= self._next_collection:
                 gc.collect()
                 self._next_collection = now + _COLLECTION_SECONDS
@@ -181,7 +180,10 @@ class Orchestrator:
     def _restore_folder(self) -> None:
         """Other commands find the pipeline by its folder, and a worker that is started again by the socket there."""
         try:
-            self._offered = self._session.restore(self._offered)
+            if self._kept is None:
+                self._offered = self._session.restore(self._offered)
+            else:
+                self._session.restore(self._setup.address, heir=os.getpid())
         except InputError as error:
             self._warn(f"The pipeline's folder was removed, so it ends. {error}")
             raise

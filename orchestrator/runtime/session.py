@@ -88,14 +88,15 @@ class Session:
 
     @property
     def offered(self) -> str | None:
-        """Where other commands may ask the pipeline; None if they may not."""
+        """Where other commands may ask the pipeline; None if they may not, empty if it is asked to end."""
         with suppress(OSError, UnicodeDecodeError):
             address = read_private(self.folder / _OFFER)
             return None if address is None else address.decode()
         return None
 
-    def restore(self, offered: str | None) -> str | None:
-        """Make again what a cleaner of temporary files took: the folder, and the file with the address `offered`.
+    def restore(self, offered: str | None, heir: int | None = None) -> str | None:
+        """Make again what a cleaner of temporary files took: the folder, and the files with the address `offered` and
+        the process `heir`.
 
         Returns the address that is offered. Raises InputError if the folder can't be this user's alone.
         """
@@ -104,6 +105,8 @@ class Session:
             for folder in (_own_home(self.folder.parent), self.folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 private_folder(folder)
+            if heir is not None and not (self.folder / _HEIR).exists():
+                self.inherited_by(heir)
             if offered is not None and not (self.folder / _OFFER).exists():
                 self.offer(offered)
         return self.offered
@@ -150,7 +153,9 @@ def end_kept() -> list[Session]:
     """Ask them to end, and wait until those have that no request occupies: a new pipeline needs their memory."""
     kept = kept_sessions()
     for session in kept:
-        (session.folder / _OFFER).unlink(missing_ok=True)
+        # Not removed: the pipeline restores what a cleaner removed. One that ends meanwhile has no folder.
+        with suppress(OSError):
+            session.offer("")
     last = time.monotonic() + _KEPT_SECONDS
     while any(session.folder.exists() for session in kept) and time.monotonic() < last:
         time.sleep(_POLL_SECONDS)

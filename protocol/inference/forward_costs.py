@@ -81,6 +81,8 @@ class StoredCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asleep: float
     """`seconds_asleep` when they were measured."""
     costs: ForwardCosts
+    contexts: bool = False
+    """A measurement of `by_context` was tried: if it is empty, it can't be measured."""
 
 
 def costs_at_load(model: _Model, loading: float, identity: str = "", *, contexts: bool = False) -> ForwardCosts:
@@ -99,13 +101,15 @@ def costs_at_load(model: _Model, loading: float, identity: str = "", *, contexts
         with _in_turns():
             key = _key(model, identity)
             stored = _stored(key) if identity else None
-            known = stored.costs if stored is not None and _hold(stored, model, clock) else ForwardCosts()
-            costs = known if known.by_width else ForwardCosts(measured_costs(model, clock, budget))
-            if contexts and not costs.by_context:
+            known = stored if stored is not None and _hold(stored, model, clock) else None
+            costs = known.costs if known is not None else ForwardCosts(measured_costs(model, clock, budget))
+            if known is not None and (known.contexts or not contexts):
+                return costs
+            if contexts:
                 costs = costs._replace(by_context=measured_context_costs(model, costs.by_width, clock, budget / 2))
-            if identity and costs.by_width and costs != known:
+            if identity and costs.by_width:
                 with suppress(OSError):
-                    keep(record_file(_FOLDER, key), StoredCosts(key, seconds_asleep(), costs))
+                    keep(record_file(_FOLDER, key), StoredCosts(key, seconds_asleep(), costs, contexts))
             return costs
     except RuntimeError as error:
         log.warning("the costs of forwards are not measured: %s", error)
@@ -149,17 +153,12 @@ def _in_turns() -> Generator[None]:
         return
     with lock:
         end = time.perf_counter() + _LONGEST_WAIT
-        while not _locked(lock.fileno()) and time.perf_counter() < end:
+        while time.perf_counter() < end:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             time.sleep(_PAUSE)
         yield
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> tuple[Cost, ...]:

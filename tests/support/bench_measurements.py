@@ -39,7 +39,7 @@ def measurement(
     **figures,
 ) -> Measurement:
     """One generation at `speed` tokens/s."""
-    family: Family = "mlx-lm" if contender.startswith("mlx-lm") else "coupled"
+    family: Family = "mlx-lm" if contender.startswith("mlx-lm") else "ours"
     setting = Setting(repeat, prompt, temperature, category, turn)
     return Measurement(setting, contender, family, generation(speed, tokens, **figures))
 
@@ -47,7 +47,7 @@ def measurement(
 class FakeContender:
     """Returns the same tokens at a fixed speed, and records its tasks; `log` gets its name at every generation."""
 
-    family: Family = "coupled"
+    family: Family = "ours"
 
     def __init__(self, name: str, log: list[str] | None = None) -> None:
         self.name = name

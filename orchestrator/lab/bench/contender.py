@@ -15,7 +15,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from protocol.messages.client import Pace, Statistics
 
-Family = Literal["mlx-lm", "coupled", "rival"]
+Family = Literal["mlx-lm", "ours", "rival"]
 """mlx-lm's own code; ours, with the target's own tokens; other software that computes with the weights in another way,
 so that no token is compared."""
 
@@ -85,7 +85,7 @@ class Contender(Protocol):
 class PipelineContender:
     """A started pipeline of ours. It keeps its estimates from task to task, as in normal use."""
 
-    family: Family = "coupled"
+    family: Family = "ours"
 
     def __init__(self, name: str, pipeline: Pipeline, draft_tokens: int | None = None) -> None:
         """`draft_tokens`: K of its requests; None for the pipeline's. Contenders may share a pipeline."""
@@ -256,7 +256,7 @@ def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list
     """The measurements whose tokens differ from the reference of their setting.
 
     At temperature 0 the reference is the first contender of `order` (names). Above it the reference is the first
-    coupled contender, because all coupled contenders share their noise; the others draw tokens of their own.
+    one of ours, because all of ours share their noise; the others draw tokens of their own.
     """
     by_setting: dict[Setting, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
@@ -269,7 +269,7 @@ def is_checked(measurement: Measurement) -> bool:
     """Whether there is a reference for its tokens."""
     if measurement.family == "rival":
         return False
-    return measurement.setting.temperature == 0 or measurement.family == "coupled"
+    return measurement.setting.temperature == 0 or measurement.family == "ours"
 
 
 def _differing(group: Sequence[Measurement], order: Sequence[str]) -> Iterator[Deviation]:

@@ -40,9 +40,8 @@ class BenchModels(NamedTuple):
 
     def settings(self, strategy: str, engine: DraftEngineName | None = None) -> PipelineSettings:
         """Of a pipeline for a strategy's name; `engine` runs the draft, by default its own."""
-        engine = engine or self.engine
-        draft = None if draft_model(engine) == "none" else str(self.draft)
-        return PipelineSettings(target=str(self.target), draft=draft, draft_engine=engine, strategy=strategy)
+        target, draft = str(self.target), str(self.draft)
+        return PipelineSettings(target=target, draft=draft, draft_engine=engine or self.engine, strategy=strategy)
 
     def draft_bytes(self, strategy: str, engine: DraftEngineName | None = None) -> int:
         """Memory of the draft model that such a pipeline loads. A package is converted now if need be."""

@@ -45,20 +45,24 @@ def test_one_that_lasts_is_found():
     assert running_pipeline(MODELS) is None
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["", "left"])
 @pytest.mark.parametrize("lost", [lambda folder: (folder / "lasting").unlink(), shutil.rmtree], ids=["file", "folder"])
-def test_one_whose_files_went_is_found_again(sessions: Path, lost: Callable[[Path], None]):
+def test_one_whose_files_went_is_found_again(sessions: Path, lost: Callable[[Path], None], left: bool):
     with Pipeline(settings=MODELS) as pipeline:
         keeps_running(pipeline, MODELS)
         # It has seen that it is offered.
         time.sleep(2.5)
+        if left:
+            pipeline.leave(60.0)
         (folder,) = sessions.glob("lp-*")
         lost(folder)
 
-        assert until(lambda: running_pipeline(MODELS), 30)
+        found = until(lambda: running_pipeline(MODELS), 30)
         shoot(pipeline, "draft_worker")
-        until(lambda: "draft" in pipeline.state().down, 30)
-        until(lambda: not pipeline.state().down, 60)
+        until(lambda: "draft" in found.state().down, 30)
+        until(lambda: not found.state().down, 60)
         assert is_private(folder.stat())
+        assert [each.folder for each in end_kept()] == [folder] * left
     assert not list(sessions.glob("lp-*"))
 
 

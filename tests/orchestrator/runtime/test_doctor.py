@@ -2,6 +2,8 @@
 
 import errno
 import importlib.metadata
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,22 +19,59 @@ from orchestrator.runtime.doctor import (
 )
 from protocol.security.addresses import Endpoint
 
-
-def test_the_next_step_fits_the_way_of_installation(tmp_path: Path):
-    assert "install launch-pipeline again with" in reinstall(tmp_path)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "launch-pipeline").touch()
-
-    assert reinstall(tmp_path).startswith(f"delete {tmp_path}/.venv")
+PIP = "SYSTEM_VERSION_COMPAT=0 {} install --force-reinstall launch-pipeline"
 
 
-def test_a_mac_without_coremltools_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("place", "file", "package", "python"),
+    [
+        ("tools", "uv-receipt.toml", "uv tool upgrade --reinstall launch-pipeline", "--reinstall --python 3.13 launch"),
+        ("venvs", "pipx_metadata.json", "pipx reinstall launch-pipeline", "pipx reinstall --python 3.13 launch"),
+        ("Cellar/launch-pipeline/1.0/libexec", "", "brew reinstall launch-pipeline", "brew reinstall launch-pipeline"),
+        ("conda", "conda-meta/history", PIP.format(f"{sys.executable} -m pip"), "conda create --name launch-pipeline"),
+        ("venv", "", PIP.format(f"{sys.executable} -m pip"), "virtual environment of Python 3.13"),
+        ("uv-venv", "", PIP.format("uv pip"), "virtual environment of Python 3.13"),
+    ],
+)
+def test_the_next_step_fits_the_way_of_installation(
+    place: str, file: str, package: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    prefix = tmp_path / place
+    (prefix / file).parent.mkdir(parents=True, exist_ok=True)
+    (prefix / file).touch()
+    for name in ("prefix", "base_prefix"):
+        monkeypatch.setattr(sys, name, str(prefix))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None if place == "uv-venv" else True)
+
+    assert reinstall(tmp_path) == package
+    assert python in reinstall(tmp_path, python=True)
+
+
+@pytest.mark.parametrize(
+    ("programs", "words"),
+    [
+        ("brew uv", "brew install python@3.13"),
+        ("uv", "uv python install 3.13"),
+        ("", "Python 3.13 of https://www.python.org/downloads/macos"),
+    ],
+)
+def test_a_mac_without_coremltools_is_told_how_to_get_it(
+    programs: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a checkout."""
+    (tmp_path / "bash").symlink_to(shutil.which("bash") or "")
+    for name in ("uname", *programs.split()):
+        (tmp_path / name).write_text("#!/bin/bash\necho Darwin\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("orchestrator.machine.hardware.installed_version", lambda _: None)
     (finding,) = neural_engine("darwin")
 
     assert finding.status == "warn"
     assert "coremltools is not installed" in finding.text
-    assert "brew install python@3.13, then start bin/launch-pipeline again" in (finding.next_step or "")
+    again = "then start bin/launch-pipeline again: it makes .venv again"
+    assert finding.next_step == f"install another Python ({words}), {again}"
+    assert reinstall().startswith(f"delete {Path(__file__).parents[3]}/.venv")
 
 
 # The local network -------------------------------------------------------------------------------

@@ -276,6 +276,11 @@ def test_a_later_start_looks_at_two_widths_and_knows_what_the_first_one_measured
     assert started(device, monkeypatch, contexts=True) in FEW
     assert dict(costs_at_load(device, 4e6, "a", contexts=True).by_context)[9] == pytest.approx(attention(9))
     assert [started(device, monkeypatch, identity) for identity in ("", "", "b")] == [ALL] * 3
+    endless = _Device(lambda _: 1_000_000)
+    endless.context = 8192
+    first, *later = (started(endless, monkeypatch, "c", contexts=True) for _ in range(3))
+    assert first > ALL
+    assert all(count in FEW for count in later), "there are none, and that is known"
 
 
 def test_costs_hold_for_the_system_and_level_that_they_were_measured_on(monkeypatch: pytest.MonkeyPatch):

@@ -58,7 +58,7 @@ def test_slow_motion_gives_the_figures_of_the_device(factor: float, overhead: fl
 
     class Slow:
         name = "adaptive"
-        family: Family = "coupled"
+        family: Family = "ours"
 
         def generate(self, task: GenerationTask) -> TimedGeneration:
             return TimedGeneration(

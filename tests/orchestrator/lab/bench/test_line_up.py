@@ -1,16 +1,19 @@
 """Laws of a bench's line-up: the models, which pipelines there are, and under which names."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.contender import contender_name, line_and_draft_tokens
 from orchestrator.lab.bench.plan import BenchModels, BenchPlan, bench_models
 from orchestrator.lab.bench.strategies import measure
 from orchestrator.lab.bench.trials import entries
 from orchestrator.lab.findings import Listener
 from protocol.errors import InputError
+from protocol.speculation.successors import SUCCESSORS
 from tests.support.bench_measurements import bench_plan
 from tests.support.models import drafter_files
 from tests.support.models.tokenizer_files import with_other_tokenizer
@@ -71,7 +74,15 @@ def test_the_parts_are_adaptive_with_one_thing_changed():
     assert [each.strategy for each in (without, lookup, blind)] == ["adaptive"] * 3
     assert (without.lookup, without.draft_engine) == ("off", "mlx")
     assert (lookup.draft_engine, blind.draft_engine) == ("ngram", "random")
-    assert lookup.draft is None
+
+
+@pytest.mark.filterwarnings("error::orchestrator.api.validation.IneffectiveOption")
+def test_the_lookup_of_each_part_knows_the_table_of_the_draft(tmp_path: Path):
+    draft = shutil.copytree(DEMO_DRAFT, tmp_path / "draft")
+    (draft / SUCCESSORS).write_bytes(bytes(16))
+
+    for entry in list(entries(plan("adaptive")))[1:]:
+        assert Pipeline(settings=entry.settings(PAIR._replace(draft=draft))).successors is not None, entry.line
 
 
 @pytest.mark.parametrize("count", [None, 1, 12])

@@ -43,7 +43,7 @@ class Stage:
 
 
 class Fake:
-    family: Family = "coupled"
+    family: Family = "ours"
 
     def __init__(self, stage: Stage, line: str, index: int) -> None:
         self.name = f"{line}{index}"
