@@ -107,7 +107,7 @@ MISREAD = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "key", "other"), MISREAD)
 def test_a_key_that_is_read_wrongly_is_named_with_both_values(
     name: str, key: str, other: object, folders: Callable[[str], tuple[Path, Path, OwnText]], tmp_path: Path

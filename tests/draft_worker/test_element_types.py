@@ -101,7 +101,7 @@ def half(monkeypatch: pytest.MonkeyPatch) -> None:
     let_experts_run_in_half(monkeypatch)
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("name", "kind", "of_target", "packed", "wide"),
     [pytest.param(*case.values, *(("", ""), ())[len(case.values) - 3 :], id=case.id) for case in CASES],

@@ -82,7 +82,7 @@ def test_a_new_pipeline_takes_up_the_turns_of_an_earlier_one(home: Path, referen
     assert {file.stat().st_mode & 0o777 for file in files()} == {0o600}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ends", ["its client leaves", "the pipeline ends"])
 @pytest.mark.parametrize("kind", ["rows", "recurrences and attention"])
 def test_a_prompt_that_was_interrupted_goes_on_where_it_was_read(home: Path, kind: str, ends: str):

@@ -102,6 +102,7 @@ def test_a_server_that_runs_is_used_and_goes_on(tools_server: Serving, reference
     assert tools_server.health() == "ok"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("words", [[], ["--pair", "demo"], ["--server", "URL", "--api-key", KEY]])
 def test_a_model_that_knows_no_tools_is_refused_before_the_program_starts(
     words: Sequence[str], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ def _low_limit() -> None:
     getattr(resource, "prlimit")(0, NOFILE, (1024, 1024))  # noqa: B009
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit that root can't raise")
 @pytest.mark.parametrize(
     "module",

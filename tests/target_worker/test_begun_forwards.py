@@ -266,6 +266,7 @@ class _Orchestrator:
         return ends or len(request.tokens) >= len(PROMPT) + _GENERATED
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("chains", [False, True])
 @pytest.mark.parametrize("name", ["greedy", "hot", "filtered", "nucleus", "nucleus, told"])
 def test_tokens_are_those_of_the_target_alone_whenever_trees_and_requests_come(name: str, chains: bool):

@@ -287,6 +287,7 @@ def test_a_ring_ends_with_its_sequence_and_with_the_tap():
     assert not isinstance(talk.replies[-1], Features)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("remote", "taken"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("tap", [None, Tap(()), Tap((0, 7)), Tap(_OUTPUTS)])
 def test_no_token_and_no_other_message_depends_on_features(

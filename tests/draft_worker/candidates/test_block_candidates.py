@@ -51,6 +51,7 @@ def whole(
     return columns.propose(rows, range(_FIRST, _FIRST + _ROWS), sampling, batch)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.3])
 @pytest.mark.parametrize(("name", "kind"), [*product(_COLUMNS, _KINDS)])
 def test_candidates_are_those_of_whole_rows(name: str, kind: str, temperature: float):

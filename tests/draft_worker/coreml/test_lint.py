@@ -53,6 +53,7 @@ FOUND: dict[str, tuple[tuple[int, ...], Any, str, str]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", FOUND)
 def test_a_violation_is_found_by_its_rule_and_words(case: str, tmp_path: Path):
     shape, build, rule, words = FOUND[case]

@@ -31,6 +31,7 @@ def _borrowing(folder: Path) -> MtpHead:
     return network
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path, name: str):
     network, layer, parts = _borrowing(write_mtp(tmp_path, name)), mtp_layer(name), mtp_beside()

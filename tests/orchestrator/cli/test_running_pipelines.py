@@ -45,6 +45,7 @@ def test_one_that_lasts_is_found():
     assert running_pipeline(MODELS) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("left", [False, True], ids=["", "left"])
 @pytest.mark.parametrize("lost", [lambda folder: (folder / "lasting").unlink(), shutil.rmtree], ids=["file", "folder"])
 def test_one_whose_files_went_is_found_again(sessions: Path, lost: Callable[[Path], None], left: bool):

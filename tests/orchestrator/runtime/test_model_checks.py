@@ -67,6 +67,7 @@ def test_beside_a_target_the_layers_are_known_and_the_fit(
     assert keys.text.endswith("\nNot used: architectures ['LlamaForCausalLMEagle3'].")
 
 
+@pytest.mark.thorough
 def test_a_key_that_is_read_wrongly_is_a_warning_here_and_at_each_start(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ):

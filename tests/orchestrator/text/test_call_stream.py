@@ -74,6 +74,7 @@ def test_the_pieces_of_a_call_add_up_to_it(name: str):
             assert max(len(part.text) for part in found if isinstance(part, Arguments)) < 40
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_call_that_is_cut_off_is_the_beginning_of_the_whole_one(name: str):
     """Or text, before its name is certain."""

@@ -123,7 +123,7 @@ LEVELS: dict[str, Level] = {
 }
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", sorted(LEVELS))
 def test_the_level_is_found_and_a_lower_one_has_a_reason(name: str):
     found = model(name)

@@ -209,7 +209,7 @@ def test_too_little_time_for_the_step_beyond_eight_tokens_is_no_measurement():
     assert behind(device, budget=100.0) == {}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_5"])
 @pytest.mark.parametrize("kind", [mx.float32, mx.float16, mx.bfloat16])
 def test_a_real_model_computes_behind_a_context_that_is_made_up(name: str, kind: mx.Dtype):

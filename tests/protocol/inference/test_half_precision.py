@@ -180,6 +180,7 @@ def test_attention_to_quantized_rows_is_compared_in_float32(
     assert [encoding.fused for encoding in encodings] == [fused] * len(encodings)
 
 
+@pytest.mark.sampled(4)
 @both_kinds
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_trees_give_what_mlx_lm_gives_for_their_paths(name: str, kind: mx.Dtype):
@@ -196,7 +197,7 @@ def test_trees_give_what_mlx_lm_gives_for_their_paths(name: str, kind: mx.Dtype)
     assert all(deviation(each, alone) < ROUNDING for each in together)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @both_kinds
 @pytest.mark.parametrize("name", sorted(set(modules()) - set(IMPOSSIBLE)))
 def test_no_float32_enters_a_network_that_has_none_in_mlx_lm(

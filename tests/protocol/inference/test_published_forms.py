@@ -129,6 +129,7 @@ def _deviation(network: Any, other: np.ndarray | None) -> Any:
     return logits if other is None else np.abs(logits - other).max() / np.abs(other).max()
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_packed_weights_give_the_logits_of_what_they_mean(name: str, tmp_path: Path):
     packed, plain = _folders(tmp_path, *PUBLISHED[name])

@@ -41,6 +41,7 @@ def _logits(model: LanguageModel, seed: int) -> list[mx.array]:
     return found
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [*((family, mx.float32) for family in _FAMILIES), *((family, mx.bfloat16) for family in _FAMILIES[:5])],

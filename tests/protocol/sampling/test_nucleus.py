@@ -51,7 +51,7 @@ def test_the_nucleus_is_that_of_a_full_sort(logits: np.ndarray, mass: float):
     assert np.all(np.abs(above[different] - mass) < _SHORT_ROUNDING)
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(logits=logit_rows(), mass=_MASSES)
 def test_the_nucleus_is_mlx_lm_s_but_for_the_rounding_of_its_sum(logits: np.ndarray, mass: float):
     array = mx.array(logits)
@@ -61,7 +61,7 @@ def test_the_nucleus_is_mlx_lm_s_but_for_the_rounding_of_its_sum(logits: np.ndar
     assert np.all(np.abs(_mass_above(logits)[different] - mass) < _ROUNDING)
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(logits=logit_rows(), share=st.sampled_from([1e-6, 0.05, 0.5, 1.0]))
 def test_min_p_keeps_mlx_lm_s_tokens_and_sorts_nothing(logits: np.ndarray, share: float):
     theirs = np.isfinite(np.array(apply_min_p(mx.array(logits) - log_total(mx.array(logits)), share)))

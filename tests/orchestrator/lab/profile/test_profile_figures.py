@@ -232,6 +232,7 @@ class Repeating(ModelledLanguage):
         return super().token(request, position % 8 if position // 40 % 2 else position)
 
 
+@pytest.mark.thorough
 def test_a_replay_tells_what_was_expected_of_each_round_and_what_came():
     options, devices = Options(), Devices.of(load_profile("m4-qwen3-8b"))
     simulation = modelled_pipeline(options, Repeating(AcceptanceModel(accept=0.6)), devices, kept=None)

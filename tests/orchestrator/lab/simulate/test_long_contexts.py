@@ -48,7 +48,7 @@ def seconds(kind: str, strategy: Literal["ar", "adaptive"], context: int, accept
     return client.statistics.elapsed - client.statistics.time_to_first_token
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("accept", [0.25, 0.6])
 @pytest.mark.parametrize("context", [8192, 32_768])
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,7 +44,7 @@ def test_keys_and_values_take_what_the_configuration_states(name: str):
     assert form.bytes(TOKENS, 4.0, windows_whole=True) == _held(name)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BOUNDED)
 def test_no_architecture_takes_more_than_is_estimated(name: str):
     form = stated(architectures.configuration(name))
