@@ -722,6 +722,12 @@ class Estimates:
         return max(plain, self.usual.per_second) if self.usual.rounds >= TUNING.usual_known else plain
 
     @property
+    def saved_by_asking(self) -> float | None:
+        """Seconds that asking a draft in turns saves in a round, as measured; None until it is."""
+        known = [each.surplus(self.usual_rate) for each in self.asked if each.known]
+        return max(0.0, *known) / self.usual_rate if known else None
+
+    @property
     def slowdown(self) -> float:
         """By how much of its time a growing draft prolongs a forward; 0 until both modes were measured."""
         beside, resting = self.beside_draft, self.beside_resting_draft

@@ -140,7 +140,7 @@ class Meter:
                 break
             path.append(ChosenNode(node, len(node.children), token))
             node = node.children.get(token)
-        estimates.observe_guesses(path, unasked=not last and speculation.in_turns and speculation.drafting)
+        estimates.observe_guesses(path, unasked=not last and speculation.in_turns)
         complete = len(path) == len(chosen) and not last
         return Comparison(estimates, path, (path[-1].guesses, node is not None) if complete else None)
 

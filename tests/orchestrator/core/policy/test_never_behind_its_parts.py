@@ -91,7 +91,6 @@ PLACES: dict[str, tuple[Devices, PlacementChoice]] = {
     _BLOCKS: (on_one_device(_27B), "shared"),
 }
 SHORT = {
-    ("processor", 0.4, 0.3, 4): 0.97,
     ("M4's GPU", 0.6, 0.6, 8): 0.96,
     ("M4's GPU", 0.95, 0.3, 2): 0.96,
     (_BLOCKS, 0.8, 0.3, 2): 0.96,
