@@ -20,7 +20,7 @@ PROMPT = "def quicksort(items):\n"
 @pytest.fixture(scope="module")
 def measured() -> MeasuredRun:
     # This strategy drafts, also where it does not pay.
-    return measure(ProfileTask(PROMPT, (0.0, 1.0), 12, 1, PipelineSettings(placement="apart", strategy="ssd")), most=1)
+    return measure(ProfileTask(PROMPT, (0.0, 1.0), 96, 1, PipelineSettings(placement="apart", strategy="ssd")), most=1)
 
 
 @pytest.fixture(scope="module")
