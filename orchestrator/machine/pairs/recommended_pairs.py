@@ -117,6 +117,7 @@ TALK = ("qwen2.5-3b", "qwen2.5-1.5b")
 AGENTS = ("qwen3-14b", "qwen3-8b", "qwen3-4b", "qwen2.5-1.5b")
 """The best first. Their chat templates know tools."""
 _WITHOUT_TOOLS = ("smollm2-1.7b", "gemma2-9b", "gemma3-12b", "gemma3-27b")
+"""Their publishers' chat templates know none."""
 _PACKING = re.compile(r"(?:[-.](?:\d+bit|mxfp4|i?q\d\w*|gguf))+$")
 _OLLAMA_OMITS = re.compile(r"^meta|instruct|it$")
 
