@@ -6,6 +6,7 @@ thread: together they take as long as the products. See `orchestrator/machine/bl
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from mlx import nn
+from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
 from protocol.inference.joint_forward import JointCache
@@ -26,7 +28,7 @@ _WEIGHTS = (
     *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
     *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
-"""In the order of `bridge_layer`."""
+"""In the order of `bridge_layers`."""
 _LINE, _KEYS, _TOGETHER = 16, 256, 64
 """Numbers of a vector, keys of a partial sum and rows that attend at once in the library."""
 _TOLERANCE = 1e-3
@@ -34,80 +36,130 @@ _TOLERANCE = 1e-3
 
 def compute_layers_whole(network: Any) -> None:
     """Let the layers of this mlx-lm model that have Llama's form be computed so, in forwards whose keys and values lie
-    in a `FullAttentionCache`, of one sequence or of several."""
+    in a `FullAttentionCache`, of one sequence or of several: all of them in one call where the model is a Llama."""
     if mx.default_device() != mx.Device(mx.cpu) or attention_kernel() is None:
         return
-    kernel = ctypes.CDLL(None).bridge_layer
-    kernel.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int, *[ctypes.c_void_p] * 2]
-    forms: dict[tuple[Any, ...], _Form] = {}
+    forms, found = dict[tuple[Any, ...], _Form](), dict[int, _Layer]()
     for layer in modules_of(network):
-        try:
-            whole = _Layer(layer, kernel, forms)
-            if not whole.proved(layer):
-                continue
-        except (AttributeError, TypeError, ValueError):
-            continue
-        _replace(layer, whole)
+        with suppress(AttributeError, TypeError, ValueError):
+            own = _Layer(layer, forms)
+            whole = _Layers([own])
+            if whole.proved(layer):
+                found[id(layer)] = own
+                _call(layer, whole.instead_of_layer)
+    for model in modules_of(network):
+        with suppress(KeyError, ValueError):
+            if type(model) is llama.LlamaModel:
+                _call(model, _Model(model, _Layers([found[id(layer)] for layer in model.layers])))
 
 
-def _replace(layer: nn.Module, whole: "_Layer") -> None:
-    kind: Any = type(layer)
+def _call(module: nn.Module, whole: Callable[..., mx.array | None]) -> None:
+    """From now on call `whole`, and the module where that gives None."""
+    kind: Any = type(module)
 
-    def call(self: Any, x: mx.array, mask: MaskKind = None, cache: Any = None, **others: Any) -> mx.array:
-        found = None if others else whole(x, mask, cache)
-        return kind.__call__(self, x, mask, cache, **others) if found is None else found
+    def call(self: Any, *given: Any, **others: Any) -> mx.array:
+        found = whole(*given, **others)
+        return kind.__call__(self, *given, **others) if found is None else found
 
     # Others look a layer's code up by the name of its module.
-    layer.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    module.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 class _Layer:
-    def __init__(self, layer: Any, kernel: Callable[..., None], forms: "dict[tuple[Any, ...], _Form]") -> None:
+    """Where one layer's weights lie."""
+
+    def __init__(self, layer: Any, forms: "dict[tuple[Any, ...], _Form]") -> None:
         """`forms`: of all layers. Raises an error for a layer of another form."""
         attention, rope = layer.self_attn, layer.self_attn.rope
         modules: list[Any] = [reduce(getattr, name.split("."), layer) for name in _WEIGHTS]
         simple = all(isinstance(each, nn.Linear | nn.RMSNorm) and len(each) == 1 for each in modules)
         if not simple or not isinstance(rope, nn.RoPE):
             raise TypeError("it has other parts")
-        weights: list[_Floats] = [as_numpy(each.weight) for each in modules]
+        weights = self._held = [as_numpy(each.weight) for each in modules]
         (wide, hidden), narrow, inner, groups = weights[1].shape, len(weights[2]), len(weights[6]), attention.n_kv_heads
         size = narrow // groups
         lines = not any(each % _LINE for each in (hidden, size, inner))
         if not lines or rope.traditional or rope.dims != size or any(each.dtype != np.float32 for each in weights):
             raise ValueError("it has other sizes")
-        places = np.array([each.ctypes.data for each in weights])
-        numbers = np.array([modules[0].eps, modules[5].eps, attention.scale], np.float32)
+        self.places = [each.ctypes.data for each in weights]
+        self.numbers = modules[0].eps, modules[5].eps, attention.scale
         key = hidden, wide // size, groups, size, inner, rope.base, rope.scale
-        self._form = forms.setdefault(key, _Form(*key))
-        self._kernel, self._held = kernel, (weights, places, numbers)
+        self.form = forms.setdefault(key, _Form(*key))
+
+
+class _Layers:
+    """Layers behind one another."""
+
+    def __init__(self, layers: Sequence[_Layer]) -> None:
+        """Raises ValueError for layers of several forms."""
+        (self._form,) = {layer.form for layer in layers}
+        places = np.array([layer.places for layer in layers])
+        numbers = np.array([layer.numbers for layer in layers], np.float32)
+        self._held = layers, places, numbers
         self._given = places.ctypes.data, numbers.ctypes.data, self._form.sizes.ctypes.data
+        self._kernel = ctypes.CDLL(None).bridge_layers
+        self._kernel.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2]
 
     def proved(self, layer: Any) -> bool:
-        """Whether it computes what the layer computes."""
+        """Whether this one layer computes what `layer` computes."""
         cache = FullAttentionCache(KVCache())
         cache.prepare(ForwardShape(0, 3, mask="causal"))
         x = mx.random.normal((1, 3, int(self._form.sizes[0])), key=mx.random.key(0))
-        found = self(x, "causal", cache)
+        found = self.instead_of_layer(x, "causal", cache)
         return found is not None and bool(mx.allclose(found, layer(x, "causal", None), _TOLERANCE, _TOLERANCE).item())
 
-    def __call__(self, x: mx.array, mask: MaskKind, cache: Any) -> mx.array | None:
+    def instead_of_layer(self, x: mx.array, mask: MaskKind = None, cache: Any = None, **others: Any) -> mx.array | None:
         """None for rows, masks or caches of another form."""
-        parts: Sequence[Any] = cache.parts if isinstance(cache, JointCache) else (cache,)
-        if any(type(part) is not FullAttentionCache or not part.plain for part in parts):
+        return None if others or x.dtype != mx.float32 else self(x, mask, (cache,))
+
+    def __call__(self, x: mx.array | _Floats, mask: MaskKind, caches: Sequence[Any]) -> mx.array | None:
+        """The same. `x`: (1, rows, hidden)."""
+        layers: list[Sequence[Any]] = [each.parts if isinstance(each, JointCache) else (each,) for each in caches]
+        if any(type(part) is not FullAttentionCache or not part.plain for parts in layers for part in parts):
             return None
-        forward = self._form.forward(x, mask, parts, cache.offset)
+        forward = self._form.forward(x.shape, mask, layers[0], caches[0].offset)
         if forward is None:
             return None
-        for row, part in zip(forward.table, parts, strict=True):
-            keys, values = map(as_numpy, part.room(self._form.row))
-            if not (keys.flags.c_contiguous and values.flags.c_contiguous):
-                return None
-            row[:3] = keys.ctypes.data, values.ctypes.data, keys.strides[1] // keys.itemsize
+        table = list[list[int]]()
+        for parts in layers:
+            for part, rows in zip(parts, forward.table, strict=True):
+                keys, values = map(as_numpy, part.room(self._form.row))
+                if not (keys.flags.c_contiguous and values.flags.c_contiguous):
+                    return None
+                table.append([keys.ctypes.data, values.ctypes.data, keys.strides[1] // keys.itemsize, *rows])
         if x is not forward.last:
-            forward.rows[:] = as_numpy(x)
-        self._kernel(*self._given, *forward.given)
+            forward.rows[:] = as_numpy(x) if isinstance(x, mx.array) else x
+        every = np.array(table)
+        own = every.ctypes.data, forward.scratch.ctypes.data, len(layers), len(layers[0])
+        self._kernel(*self._given, *forward.given, *own)
         forward.last = mx.array(forward.rows)
         return forward.last
+
+
+class _Model:
+    """What a Llama computes before its head, its layers in one call."""
+
+    def __init__(self, model: Any, layers: _Layers) -> None:
+        """Raises an error for an embedding of another form."""
+        self._model, self._layers, self._calls = model, layers, _calls(model)
+        self._embedding = as_numpy(model.embed_tokens.weight)
+        if len(model.embed_tokens) > 1 or self._embedding.dtype != np.float32:
+            raise ValueError("it has other parts")
+
+    def __call__(
+        self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
+    ) -> mx.array | None:
+        """None where layers are observed, and for forwards that `_Layers` does not compute."""
+        ours = isinstance(cache and cache[0], FullAttentionCache | JointCache)
+        if not ours or input_embeddings is not None or _calls(self._model) != self._calls:
+            return None
+        found = self._layers(self._embedding[as_numpy(inputs)], cache[0].make_mask(inputs.shape[1]), cache)
+        return None if found is None else self._model.norm(found)
+
+
+def _calls(model: Any) -> list[Any]:
+    """An observed layer has a call of its own."""
+    return [type(layer).__call__ for layer in model.layers]
 
 
 class _Forward:
@@ -117,11 +169,11 @@ class _Forward:
     """What the last layer gave, which `rows` are."""
 
     def __init__(self, rows: _Floats, angles: _Floats, table: list[list[int]], held: list[Any], scratch: int) -> None:
-        """`table`: of each sequence, as `Rows` in bridge.c. `held`: arrays that it names. `scratch`: its numbers."""
-        self.rows, self.table = rows, np.array(table)
-        self._held = angles, held, np.empty(scratch, np.float32)
-        x, turns, parts, room = (array.ctypes.data for array in (rows, angles, self.table, self._held[2]))
-        self.given = x, turns, rows.shape[1], parts, room
+        """`table`: of each sequence, the end of `Rows` in bridge.c. `held`: arrays that it names. `scratch`: its
+        numbers."""
+        self.rows, self.table, self.scratch = rows, table, np.empty(scratch, np.float32)
+        self._held = angles, held
+        self.given = rows.ctypes.data, angles.ctypes.data, rows.shape[1]
 
 
 class _Form:
@@ -137,18 +189,18 @@ class _Form:
         self._forward: _Forward | None = None
 
     def forward(
-        self, x: mx.array, mask: MaskKind, parts: Sequence[FullAttentionCache], offset: int | TreePositions
+        self, shape: Sequence[int], mask: MaskKind, parts: Sequence[Any], offset: int | TreePositions
     ) -> _Forward | None:
         key = (mask, *(part.forward for part in parts))
         if len(key) != len(self._key) or any(own is not other for own, other in zip(key, self._key, strict=True)):
-            self._key, self._forward = key, self._begun(x, mask, parts, offset)
+            self._key, self._forward = key, self._begun(shape, mask, parts, offset)
         return self._forward
 
     def _begun(
-        self, x: mx.array, mask: MaskKind, parts: Sequence[FullAttentionCache], offset: int | TreePositions
+        self, shape: Sequence[int], mask: MaskKind, parts: Sequence[Any], offset: int | TreePositions
     ) -> _Forward | None:
-        batch, rows, hidden = x.shape
-        if batch != 1 or x.dtype != mx.float32 or sum(part.forward.length for part in parts) != rows:
+        batch, rows, hidden = shape
+        if batch != 1 or sum(part.forward.length for part in parts) != rows:
             return None
         _, heads, groups, size, inner = self.sizes.tolist()
         table, held, sums = list[list[int]](), list[Any](), 0
@@ -160,11 +212,11 @@ class _Form:
                 seen = held[-1].ctypes.data
                 if held[-1].dtype != np.bool_ or held[-1].shape != (length, end):
                     return None
-            table.append([0, 0, 0, begin, length, seen])
+            table.append([begin, length, seen])
             sums = max(sums, min(length, _TOGETHER) * -(-end // _KEYS) * heads * (size + 2) + end)
         a_row, together = hidden + (heads + 2 * groups) * size + 2 * inner, _TOGETHER * 2 * heads * size
         scratch = rows * a_row + together + sums + 10 * _LINE
-        return _Forward(np.empty(x.shape, np.float32), self._turns(offset, rows), table, held, scratch)
+        return _Forward(np.empty(shape, np.float32), self._turns(offset, rows), table, held, scratch)
 
     def _turns(self, offset: int | TreePositions, rows: int) -> _Floats:
         """(rows, size)."""

@@ -1,5 +1,5 @@
 /* The matrix product that MLX calls on a Linux processor: this file's own for a few rows, else the OpenBLAS of NumPy's
- * wheels, whose sizes have 64 bits. And attention (`bridge_attention`), and whole layers (`bridge_layer`).
+ * wheels, whose sizes have 64 bits. And attention (`bridge_attention`), and whole layers (`bridge_layers`).
  *
  * A forward over a few tokens multiplies a few rows with each weight matrix. OpenBLAS copies the matrix into its own
  * order first, which takes as long as reading it two more times. Here each weight is read once, for all rows. Each
@@ -686,7 +686,7 @@ static void attend_rows(const Rows *r, const int32_t *sizes, float scale, const 
  * what both norms add, and the scale of scores. `sizes`: of a row, heads, groups, of a head, and of G n. Those of a row,
  * of a head and of G n are whole lines. `turns`: (rows, size). Up to MOST_ROWS, a row does not depend on those beside
  * it. */
-void bridge_layer(const float *const *weights, const float *numbers, const int32_t *sizes, float *x, const float *turns,
+static void layer(const float *const *weights, const float *numbers, const int32_t *sizes, float *x, const float *turns,
                   int rows, const Rows *parts, float *scratch) {
     const int hidden = sizes[0], size = sizes[3], inner = sizes[4], wide = sizes[1] * size, narrow = sizes[2] * size;
     scratch = (float *)(((uintptr_t)scratch + 4 * LANES - 1) & -(uintptr_t)(4 * LANES));
@@ -706,4 +706,12 @@ void bridge_layer(const float *const *weights, const float *numbers, const int32
     multiply((Product[]){PRODUCT(n, weights[6], gate, inner, hidden, 0), PRODUCT(n, weights[7], up, inner, hidden, 0)}, 2);
     known_kernels()->gated(gate, up, (int64_t)rows * inner);
     multiply(&PRODUCT(gate, weights[8], x, hidden, inner, 1), 1);
+}
+
+/* So many layers behind one another, each with WEIGHTS arrays and NUMBERS numbers, and as many of the `parts`. */
+void bridge_layers(const float *const *weights, const float *numbers, const int32_t *sizes, float *x, const float *turns,
+                   int rows, const Rows *parts, float *scratch, int layers, int sequences) {
+    enum { WEIGHTS = 9, NUMBERS = 3 };
+    for (int i = 0; i < layers; i++)
+        layer(weights + i * WEIGHTS, numbers + i * NUMBERS, sizes, x, turns, rows, parts + i * sequences, scratch);
 }

@@ -15,8 +15,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from orchestrator.machine.blas.library import blas_environment, fast_blas
 from protocol.inference.joint_forward import ForwardPart, evaluate_together
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.observed_modules import observing
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.inference.whole_layers import _Layer
+from protocol.inference.whole_layers import _Layers
 from target_worker.disk_cache.snapshot import CHUNK, Snapshot
 from tests.support.paths import ROOT
 
@@ -84,10 +85,12 @@ def test_it_is_mlx_lm_own_layer_where_it_has_the_form(
     code: Any, changes: dict[str, Any], layers: int, begin: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Across a growth of the KV, too."""
-    made, calls, own = model(code, **changes), list[mx.array](), _Layer.__call__
-    monkeypatch.setattr(_Layer, "__call__", lambda self, x, *others: calls.append(x) or own(self, x, *others))
+    made, called, own = model(code, **changes), list[int](), _Layers.__call__
+    monkeypatch.setattr(
+        _Layers, "__call__", lambda self, *given: called.append(len(self._held[0])) or own(self, *given)
+    )
     made.sequence().evaluate([1, 2], [-1, 0])
-    assert len(calls) == layers
+    assert called == ([layers] if layers else [])
     stock = make_prompt_cache(made.network)
     if begin:
         made.network(mx.array(_TEXT[:begin])[None], cache=stock)
@@ -110,6 +113,17 @@ def test_a_row_does_not_depend_on_those_beside_it(begin: int):
     )
     assert np.array_equal(np.array(joint[0]), alone[:3])
     assert np.array_equal(np.array(joint[1]), np.array(begun(made, 17).evaluate([3, 4], [-1, -1])))
+
+
+@_HAS
+def test_observed_layers_have_the_same_bits():
+    """A drafter that reads them may attach at any time."""
+    made, seen = model(), list[mx.array]()
+    alone = chained(begun(made, 30), 30, 4)
+    with observing(made.network.layers[1:2], lambda _, __, result: seen.append(result) or result):
+        assert np.array_equal(chained(begun(made, 30), 30, 4), alone)
+
+    assert len(seen) == 1 + 40 // 4
 
 
 @_HAS
