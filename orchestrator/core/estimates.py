@@ -470,7 +470,8 @@ class TurnTaking:
 
 @dataclass(slots=True)
 class Asked:
-    """What the rounds in which a draft in turns was asked brought beside what verifying at once was expected to give.
+    """What the rounds in which a draft in turns was asked brought beside what verifying at once was expected to give:
+    in tokens that came, since a draft whose claims are too low would never show what it is worth.
 
     That has all that follows from the answer: guesses that turn out to be improbable and are not verified, further
     steps, late responses, and forwards that take longer than the costs say.
@@ -484,19 +485,20 @@ class Asked:
     def known(self) -> bool:
         return self._tokens.count >= TUNING.asked_known
 
-    def observe(self, round: MeasuredRound, instead: Expected) -> None:
-        """`instead`: what was expected of verifying at once."""
-        tokens = round.tokens - instead.tokens
+    def observe(self, brought: int, seconds: float, instead: Expected) -> None:
+        """A round brought so many tokens. `instead`: what was expected of verifying at once."""
+        tokens = brought - instead.tokens
         self._tokens.observe(tokens)
         self._squares.observe(tokens * tokens)
-        self._seconds.observe(min(round.seconds - instead.seconds, TUNING.outlier_rounds * instead.seconds))
+        self._seconds.observe(min(seconds - instead.seconds, TUNING.outlier_rounds * instead.seconds))
 
-    def surplus(self, usual: float) -> float:
-        """Tokens beyond those of the usual rate in the same time, with half the standard error of all observations: a
-        few rounds must not end the asking that would correct them."""
+    def surplus(self, usual: float, errors: float = TUNING.asked_errors) -> float:
+        """Tokens beyond those of the usual rate in the same time, and so many standard errors: a few rounds must not
+        end the asking that would correct them."""
         tokens = self._tokens.get(0.0)
         variance = max(0.0, self._squares.get(0.0) - tokens * tokens)
-        return tokens + 0.5 * math.sqrt(variance / max(1, self._tokens.count)) - usual * self._seconds.get(0.0)
+        error = math.sqrt(variance / max(1, self._tokens.count))
+        return tokens + errors * error - usual * self._seconds.get(0.0)
 
 
 class Freshness:
@@ -691,7 +693,8 @@ class Estimates:
     next_response: Mean = field(default_factory=Mean)
     """The same for the steps behind it."""
     asked: tuple[Asked, Asked] = field(default_factory=lambda: (Asked(), Asked()))
-    """Where prompt lookup had no guess worth a verification, and where it had one."""
+    """Where prompt lookup had no guess worth a verification, and where it had one. In the first, its guesses behind
+    the draft's don't count: they would have come in the next round. Each of the draft's saves a plain round."""
     usual: Rate = field(default_factory=lambda: Rate(TUNING.usual_rounds))
     """Of the last rounds of lone requests."""
     unasked: int = 0
@@ -718,14 +721,21 @@ class Estimates:
     @property
     def usual_rate(self) -> float:
         """Tokens a second of the last rounds, at least those of plain decoding."""
-        plain = 1.0 / (self.target(1) + self.hop.get(0.0))
+        plain = self.plain_rate
         return max(plain, self.usual.per_second) if self.usual.rounds >= TUNING.usual_known else plain
 
     @property
+    def plain_rate(self) -> float:
+        """Tokens a second of plain decoding."""
+        return 1.0 / (self.target(1) + self.hop.get(0.0))
+
+    @property
     def saved_by_asking(self) -> float | None:
-        """Seconds that asking a draft in turns saves in a round, as measured; None until it is."""
-        known = [each.surplus(self.usual_rate) for each in self.asked if each.known]
-        return max(0.0, *known) / self.usual_rate if known else None
+        """Seconds that asking a draft in turns saves in a round, as measured; None until it is. A prompt that is read
+        in vain costs more than a question, so it is believed less."""
+        rates = self.plain_rate, self.usual_rate
+        known = [each.surplus(rate, 0.5) / rate for each, rate in zip(self.asked, rates, strict=True) if each.known]
+        return max(0.0, *known) if known else None
 
     @property
     def slowdown(self) -> float:

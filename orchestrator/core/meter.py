@@ -119,7 +119,7 @@ class Meter:
             turns.observe(round, estimates.beside_draft, estimates.step.get(0.0), estimates.ranks.all)
         beside = rests and not (draft.in_turns or turns.in_turns)
         if gate.measuring or (undisturbed and (beside or gate.paused)):
-            plain = 1.0 / (estimates.target(1) + estimates.hop.get(0.0))
+            plain = estimates.plain_rate
             lookup = request.rate_without_draft() / plain
             gate.observe_gain(round.tokens, round.seconds, draft.reading, plain, lookup)
         if request.began_with_hit and estimates.freshness is not None:
@@ -128,7 +128,9 @@ class Meter:
             estimates.hop.observe(round.overhead)
         estimates.usual.add(round.tokens, round.seconds)
         if request.instead is not None and undisturbed:
-            estimates.asked[request.instead.nodes > 0].observe(round, request.instead)
+            guessed = request.instead.nodes > 0
+            brought = 1 + (len(verdict.path) if guessed else request.drafted(verdict.path))
+            estimates.asked[guessed].observe(brought, round.seconds, request.instead)
 
     def compare(self, speculation: Speculation, chosen: Sequence[int], last: bool = False) -> Comparison:
         """Compare a draft's guesses with the tokens that the target chose below the root, before the root moves."""

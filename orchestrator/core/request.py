@@ -282,13 +282,16 @@ class Request:
             self.outstanding, self._verified_nodes, self._expected_tokens = alone, {}, 1.0
         return [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
 
-    def count_guessed(self, path: Iterable[NodeId]) -> None:
+    def count_guessed(self, path: tuple[NodeId, ...]) -> None:
         """Count who had guessed the accepted tokens of a path, while it is under verification."""
-        for id in path:
-            # A guess by prompt lookup is no part of the tree, even if the draft has grown the same node since.
-            drafted = self._verified.tree.get(id) is self._verified_nodes[id]
-            self.stats.draft_tokens += drafted
-            self.stats.lookup_tokens += not drafted
+        drafted = self.drafted(path)
+        self.stats.draft_tokens += drafted
+        self.stats.lookup_tokens += len(path) - drafted
+
+    def drafted(self, path: Iterable[NodeId]) -> int:
+        """How many of the nodes of such a path the draft has guessed."""
+        # A guess by prompt lookup is no part of the tree, even if the draft has grown the same node since.
+        return sum(self._verified.tree.get(id) is self._verified_nodes[id] for id in path)
 
     def lookup_chain(self, limit: int) -> Iterable[tuple[int, float]]:
         """At most `limit` guesses by prompt lookup behind the root, each with its claim."""

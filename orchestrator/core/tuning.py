@@ -54,8 +54,10 @@ class Tuning:
     """Rounds before it counts; until then it is that of plain decoding."""
     asked_rounds: int = tuned(64, "2026-11-29-never-behind-its-parts")
     """Rounds in which a draft in turns was asked, of which the mean is taken."""
-    asked_known: int = tuned(8, "2026-11-29-never-behind-its-parts")
+    asked_known: int = tuned(16, "2026-11-29-asked-by-what-came")
     """The fewest of them that are believed."""
+    asked_errors: float = tuned(1.5, "2026-11-29-asked-by-what-came")
+    """Standard errors of their mean by which they may have been better."""
     plain_rounds: int = tuned(32, "2026-11-29-never-behind-its-parts")
     """After so many rounds without a node the next one is expected to have none either."""
     searched: int = tuned(8, None)

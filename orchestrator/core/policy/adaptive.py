@@ -102,7 +102,7 @@ class Adaptive:
         until = max(growth.give_up for growth in awaited)
         asked = estimates.asked[best.nodes > 0]
         if in_turns and asked.known and len(requests) == 1 and not requests[0].speculation.steps:
-            return _Wait(until, asked.surplus(usual))
+            return _Wait(until, asked.surplus(usual if best.nodes else estimates.plain_rate))
         shares, width = estimates.ranks.shares(self._options.draft_fan), growth_width(self._options, estimates)
         pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
         missed = not any(request.speculation.tree.root.children for request in requests)

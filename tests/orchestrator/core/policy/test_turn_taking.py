@@ -457,16 +457,17 @@ def test_turns_are_not_tried_where_a_plain_forward_gives_more_than_a_step_can(st
 # What asking brings -------------------------------------------------------------------------------
 
 
-def asked(rounds: int, tokens: Sequence[float]) -> Asked:
-    """Rounds that gave these tokens in turn and took 25 ms, where verifying at once gives one in 20 ms."""
+def asked(rounds: int, tokens: Sequence[int]) -> Asked:
+    """Rounds that gave these tokens in turn and took 25 ms, where verifying at once gives 1.5 in 20 ms."""
     found = Asked()
     for number in range(rounds):
-        found.observe(MeasuredRound(tokens[number % len(tokens)], 0.025, 2, 0.02), Expected(0, 1.0, 0.02))
+        found.observe(tokens[number % len(tokens)], 0.025, Expected(0, 1.5, 0.02))
     return found
 
 
 def test_asking_is_worth_its_tokens_less_those_of_the_same_time_and_more_while_few_rounds_tell():
-    assert not asked(7, [1.4]).known
-    assert asked(8, [1.4]).surplus(50.0) == pytest.approx(0.4 - 50.0 * 0.005)
-    few, many = asked(8, [1.0, 1.8]).surplus(50.0), asked(512, [1.0, 1.8]).surplus(50.0)
-    assert 0.15 < many < few < 0.25
+    assert not asked(15, [2]).known
+    assert asked(16, [2]).surplus(50.0) == pytest.approx(0.5 - 50.0 * 0.005)
+    few, many = asked(16, [1, 3]).surplus(50.0), asked(512, [1, 3]).surplus(50.0)
+    assert 0.25 < many < 0.35
+    assert 0.5 < few < 0.75
