@@ -497,7 +497,8 @@ class Asked:
         end the asking that would correct them."""
         tokens = self._tokens.get(0.0)
         variance = max(0.0, self._squares.get(0.0) - tokens * tokens)
-        error = math.sqrt(variance / max(1, self._tokens.count))
+        # A running mean over n rounds is as certain as one of 2n rounds that count alike.
+        error = math.sqrt(variance / max(1, min(self._tokens.count, 2 * TUNING.asked_rounds)))
         return tokens + errors * error - usual * self._seconds.get(0.0)
 
 

@@ -201,7 +201,7 @@ class Request:
     def prefilled(self, now: float) -> None:
         """The target holds the KV before the root."""
         self.enter(Trigger.PREFILLED)
-        self.ready_since = now
+        self.ready_since, self.instead = now, None
 
     def refuse_tree(self, now: float) -> bool:
         """The target refused the tree under verification. Returns whether the present draft grew that tree.
@@ -214,7 +214,7 @@ class Request:
             self.speculation.enter(DraftTrigger.REFUSE_TREE)
         self.outstanding = None
         self._verified_nodes = {}
-        self.ready_since = now
+        self.ready_since, self.instead = now, None
         return present
 
     # Rounds -----------------------------------------------------------------------------------

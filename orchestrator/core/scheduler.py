@@ -157,7 +157,7 @@ class Scheduler:
                 case WaitUntil(until, steps, instead):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)
                     if steps is not None:
-                        request.instead = request.instead or instead
+                        request.instead = request.instead or (instead if len(decisions) == 1 else None)
                         awaited.append((request.id, steps))
         if trees:
             self._round = _Round({tree.request for tree in trees}, sum(len(tree.tokens) for tree in trees))

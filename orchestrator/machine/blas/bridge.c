@@ -708,7 +708,7 @@ static void layer(const float *const *weights, const float *numbers, const int32
     multiply(&PRODUCT(gate, weights[8], x, hidden, inner, 1), 1);
 }
 
-/* So many layers behind one another, each with WEIGHTS arrays and NUMBERS numbers, and as many of the `parts`. */
+/* So many layers behind one another, each with WEIGHTS arrays, NUMBERS numbers and `sequences` of the `parts`. */
 void bridge_layers(const float *const *weights, const float *numbers, const int32_t *sizes, float *x, const float *turns,
                    int rows, const Rows *parts, float *scratch, int layers, int sequences) {
     enum { WEIGHTS = 9, NUMBERS = 3 };

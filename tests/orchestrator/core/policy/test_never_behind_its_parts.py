@@ -166,7 +166,7 @@ def test_a_tree_in_turns_is_not_behind_the_best_chain_of_a_block_drafter(place: 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("accept", [0.4, 0.5, 0.6])
-@pytest.mark.parametrize("place", ["M4's GPU", _BLOCKS])
+@pytest.mark.parametrize("place", ["processor", "M4's GPU", _BLOCKS])
 def test_a_draft_that_underrates_itself_is_asked_for_what_it_brings(place: str, accept: float):
     text = ModelledLanguage(AcceptanceModel(accept=accept, spread=_SPREAD, claim_shift=-1.96))
     parts = [PARTS[name] for name in ("plain", "chain of 1", "chain of 2", "chain of 3")]
