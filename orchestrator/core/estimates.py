@@ -735,7 +735,7 @@ class Estimates:
         """Seconds that asking a draft in turns saves in a round, as measured; None until it is. A prompt that is read
         in vain costs more than a question, so it is believed less."""
         rates = self.plain_rate, self.usual_rate
-        known = [each.surplus(rate, 0.5) / rate for each, rate in zip(self.asked, rates, strict=True) if each.known]
+        known = [each.surplus(rate, 0.25) / rate for each, rate in zip(self.asked, rates, strict=True) if each.known]
         return max(0.0, *known) if known else None
 
     @property
