@@ -129,7 +129,7 @@ def simulated(
     return simulation
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("place", "accept", "share", "run"),
     [
@@ -164,7 +164,7 @@ def test_a_tree_in_turns_is_not_behind_the_best_chain_of_a_block_drafter(place: 
     assert min(chains) / seconds(text, place, block=8) >= 0.99
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("accept", [0.4, 0.5, 0.6])
 @pytest.mark.parametrize("place", ["processor", "M4's GPU", _BLOCKS])
 def test_a_draft_that_underrates_itself_is_asked_for_what_it_brings(place: str, accept: float):
