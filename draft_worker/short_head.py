@@ -74,10 +74,10 @@ class ShortHead(nn.Module):
         # Not in `keep_rows`: a growth step widens the head, and waits for its candidates alone.
         mx.eval(rows.parameters())
         keep_narrow(rows)
-        self._rows = rows.as_linear if tied else rows
+        self.parts = [rows]
+        """Their logits follow one another."""
         self._embedding = head if tied else None
         self._more: tuple[int, ...] = ()
-        self._more_rows: Any = None
 
     @property
     def widens(self) -> bool:
@@ -89,8 +89,8 @@ class ShortHead(nn.Module):
         if (more := tuple(tokens)) != self._more:
             rows: Any = copy.copy(self._embedding)
             keep_rows(rows, np.array(more, np.int32))
-            self._more, self._more_rows = more, rows.as_linear
+            self._more, self.parts = more, [self.parts[0], *([rows] if more else [])]
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        logits = self._rows(hidden)
-        return mx.concatenate([logits, self._more_rows(hidden)], axis=-1) if self._more else logits
+        logits = [part(hidden) if self._embedding is None else part.as_linear(hidden) for part in self.parts]
+        return mx.concatenate(logits, axis=-1) if len(logits) > 1 else logits[0]

@@ -15,7 +15,7 @@ import numpy as np
 from protocol.messages.base import LEAST_LOG_PROBABILITY, Level, NodeId
 from protocol.messages.sampling import Sampling, TokenLogprob
 from protocol.messages.worker import Verify
-from protocol.sampling.gumbel_noise import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, sampled, scores
 from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.token_tree import fits, node_id
 
@@ -155,9 +155,10 @@ UNKNOWN = -1
 def pick(logits: mx.array, positions: Sequence[int], sampling: Sampling, noise: Noise, *, begun: bool) -> mx.array:
     """(L,) the token sampled from each row at the absolute position behind it, not yet computed. `begun`: a row of NaN
     gives `UNKNOWN`, see `LogitsProcessors.begin`."""
+    if not begun:
+        return sampled(logits, positions, sampling, noise)
     found = scores(logits, positions, sampling, noise)
-    picks = mx.argmax(found, axis=-1)
-    return mx.where(mx.isnan(found[:, 0]), UNKNOWN, picks.astype(mx.int32)) if begun else picks
+    return mx.where(mx.isnan(found[:, 0]), UNKNOWN, mx.argmax(found, axis=-1).astype(mx.int32))
 
 
 def coupled(

@@ -1,17 +1,18 @@
 """Candidates from logits on the host, without a sort and with noise that was drawn before it is needed.
 
-A token's score is logit / T plus Gumbel noise. The best tokens have a high logit or a peak of noise. So noise is added
-only to the tokens with a peak and to the tokens whose logit suffices with noise of PEAK. The tokens are those of the
-full computation. Their probabilities are estimates: the mass of the tail is estimated from a sample of its tokens.
+A token's score is logit / T plus Gumbel noise. In a long row the best tokens have a high logit or a peak of noise. So
+noise is added only to the tokens with a peak and to the tokens whose logit suffices with noise of PEAK. The tokens are
+those of the full computation. Their probabilities are estimates: the mass of the tail is estimated from a sample of its
+tokens.
 
 Many tree nodes share a position, and the forward on the device leaves the CPU idle. So MLX draws the random bits of a
 position once, in a CPU stream, while the forward runs. Only the bits of tokens that can become candidates are turned
-into noise.
+into noise. Where `noise_row` has all of it at once, that is sooner.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from draft_worker.candidates.head_columns import Columns
 from draft_worker.candidates.ranking import MIN_CANDIDATES, mix
 from draft_worker.engine_interface import Batch
 from protocol.messages.sampling import Sampling
-from protocol.sampling.threefry import Words, gumbel, half_block, noise_bits, noise_key
+from protocol.sampling.threefry import gumbel, half_block, noise_bits, noise_key, noise_row
 from protocol.speculation.token_tree import Candidates
 
 Ids = npt.NDArray[np.int64]
@@ -41,13 +42,10 @@ PEAK = float(gumbel(np.array([_PEAK_BITS - np.uint32(1)]))[0])
 class PositionNoise:
     """Standard Gumbel noise of one position, as a function of the column of the logits."""
 
-    def __init__(self, bits: Words, high: npt.NDArray[np.bool_]) -> None:
-        """`high`: where the bits are those of a peak."""
-        self._bits = bits
+    def __init__(self, at: Callable[[Ids | slice], Floats], high: npt.NDArray[np.bool_]) -> None:
+        """`high`: where there is a peak."""
+        self.at = at
         self._high = high
-
-    def at(self, columns: Ids) -> Floats:
-        return gumbel(self._bits[columns])
 
     @cached_property
     def peaks(self) -> Ids:
@@ -64,45 +62,54 @@ class NoisePrefetch:
     """Noise of recent positions for the first `width` tokens of a target's `vocabulary`, or for `tokens` of them."""
 
     def __init__(self, vocabulary: int, width: int, tokens: npt.NDArray[np.integer] | None = None) -> None:
-        self._half = half_block(vocabulary)
-        self._chosen = slice(width) if tokens is None else mx.array(tokens)
-        self._limit = max(_MIN_POSITIONS, _CACHE_BYTES // (8 * self._half))
+        self._vocabulary = vocabulary
+        self._chosen = slice(width) if tokens is None else tokens
+        self._limit = max(_MIN_POSITIONS, _CACHE_BYTES // (8 * vocabulary))
         self._stream = mx.new_stream(mx.cpu)
-        self._words: OrderedDict[tuple[int, int], tuple[mx.array, mx.array]] = OrderedDict()
-        self._noises: dict[tuple[int, int], PositionNoise] = {}
+        self._drawn: OrderedDict[tuple[int, int], PositionNoise | tuple[mx.array, mx.array]] = OrderedDict()
 
     def begin(self, seed: int, positions: Iterable[int]) -> None:
-        """Start to draw the bits of those positions that are not cached."""
+        """Start to draw the noise of those positions that are not cached."""
         started = []
         for position in dict.fromkeys(positions):
             key = noise_key(seed, position)
-            if key not in self._words:
-                with mx.stream(self._stream):
-                    bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[self._chosen]
-                    drawn = bits, bits >= mx.array(int(_PEAK_BITS), mx.uint32)
-                self._words[key] = drawn
-                started.extend(drawn)
-            self._words.move_to_end(key)
-        mx.async_eval(started)
-        while len(self._words) > self._limit:
-            oldest, _ = self._words.popitem(last=False)
-            self._noises.pop(oldest, None)
+            drawn = self._drawn.pop(key, None)
+            if drawn is None:
+                drawn = self._draw(key)
+                started.append(drawn)
+            self._drawn[key] = drawn
+        mx.async_eval([drawn for drawn in started if isinstance(drawn, tuple)])
+        while len(self._drawn) > self._limit:
+            self._drawn.popitem(last=False)
 
     def position(self, seed: int, position: int) -> PositionNoise:
         """The noise for the token at absolute `position`."""
         self.begin(seed, (position,))
         key = noise_key(seed, position)
-        if key not in self._noises:
-            self._noises[key] = PositionNoise(*map(np.asarray, self._words[key]))
-        return self._noises[key]
+        drawn = self._drawn[key]
+        if isinstance(drawn, tuple):
+            bits, high = map(np.asarray, drawn)
+            drawn = self._drawn[key] = PositionNoise(lambda columns: gumbel(bits[columns]), high)
+        return drawn
+
+    def _draw(self, key: tuple[int, int]) -> "PositionNoise | tuple[mx.array, mx.array]":
+        """The noise, or the bits of its columns and where they are those of a peak, not yet computed."""
+        row = noise_row(*key, self._vocabulary)
+        if row is not None:
+            values = row[self._chosen]
+            return PositionNoise(values.__getitem__, values > PEAK)
+        with mx.stream(self._stream):
+            bits = mx.random.split(mx.array(key, dtype=mx.uint32), half_block(self._vocabulary)).reshape(-1)
+            bits = bits[self._chosen if isinstance(self._chosen, slice) else mx.array(self._chosen)]
+            return bits, bits >= mx.array(int(_PEAK_BITS), mx.uint32)
 
 
 GROUP_SIZE = 64
 """Tokens of a group. Only the maxima of groups are partitioned. Pad a row of logits with -inf to whole groups."""
 _FEW_GROUPS = 64
 """Up to so many groups are searched by themselves; of more, the whole row is."""
-_EXACT_LENGTH = 1 << 14
-"""Up to this length of a row the mass of the tail is exact."""
+_FEW_COLUMNS = 1 << 14
+"""Up to this length of a row every token has its score: a short head's."""
 _STRIDE = 16
 _FEW = 1024
 """Of so many tokens, which filters leave, noise is computed for each."""
@@ -130,6 +137,10 @@ def shortlist(logits: Floats, limit: int, temperature: float, noise: PositionNoi
     `logits`: (V,) float32, V a multiple of GROUP_SIZE. Tokens of -inf are never candidates. `noise`: None at
     temperature 0, where the score is the logit.
     """
+    if len(logits) <= _FEW_COLUMNS:
+        values = None if noise is None else noise.at(slice(None))
+        scores = logits if values is None else logits[: len(values)] / np.float32(temperature) + values
+        return _best(Survivors(np.arange(len(scores)), scores, -np.inf), limit, np.empty(0, np.float32))
     grouped = _Grouped.of(logits)
     if noise is None:
         floor = _kth(grouped.maxima, max(limit, _EXACT_TOKENS))
@@ -191,11 +202,10 @@ def _kth(values: Floats, count: int) -> float:
 
 def _tail(logits: Floats, floor: float, temperature: float) -> npt.NDArray[np.float32]:
     """Numbers whose exponentials sum to about the mass of the tokens below `floor`."""
-    stride = 1 if len(logits) <= _EXACT_LENGTH else _STRIDE
-    sample = np.ascontiguousarray(logits[::stride])
+    sample = np.ascontiguousarray(logits[::_STRIDE])
     if temperature == 0:
-        return sample[sample < floor] + np.float32(np.log(stride))
-    return sample[sample < floor] / temperature + np.float32(np.log(stride * _TAIL_MASS))
+        return sample[sample < floor] + np.float32(np.log(_STRIDE))
+    return sample[sample < floor] / temperature + np.float32(np.log(_STRIDE * _TAIL_MASS))
 
 
 def _best(survivors: Survivors, limit: int, tail: npt.NDArray[np.float32]) -> Candidates:

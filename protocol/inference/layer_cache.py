@@ -34,6 +34,8 @@ class ForwardShape(NamedTuple):
     Those of dead slots mean nothing: no mask shows them."""
     first_seen: Mapping[int, int] = MappingProxyType({})
     """By window: the first slot that a token of the forward sees."""
+    read: bool = True
+    """Whether its logits will be."""
 
     def window_mask(self, length: int, window: int) -> mx.array:
         """(L, S): `mask` without the slots that are `window` or more positions before a token of the forward."""

@@ -94,7 +94,7 @@ class TreeSequence:
             self._compact()
         begin = self._table.size
         self._table.append(len(tokens))
-        logits = self._logits(tokens, self._chain(begin, len(tokens)))
+        logits = self._logits(tokens, self._chain(begin, len(tokens))._replace(read=False))
         self._compute()
         for cache in self._folding if remember else ():
             cache.remember()

@@ -17,6 +17,7 @@ from mlx import nn
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
+from protocol.inference.device import compute
 from protocol.inference.joint_forward import JointCache
 from protocol.inference.layer_cache import ForwardShape, MaskKind, RowForm, TreePositions
 from protocol.inference.layer_caches.full_attention import FullAttentionCache
@@ -36,7 +37,8 @@ _TOLERANCE = 1e-3
 
 def compute_layers_whole(network: Any) -> None:
     """Let the layers of this mlx-lm model that have Llama's form be computed so, in forwards whose keys and values lie
-    in a `FullAttentionCache`, of one sequence or of several: all of them in one call where the model is a Llama."""
+    in a `FullAttentionCache`, of one sequence or of several: all of them in one call where the model is a Llama, and
+    its head in another one."""
     if mx.default_device() != mx.Device(mx.cpu) or attention_kernel() is None:
         return
     forms, found = dict[tuple[Any, ...], _Form](), dict[int, _Layer]()
@@ -50,7 +52,11 @@ def compute_layers_whole(network: Any) -> None:
     for model in modules_of(network):
         with suppress(KeyError, ValueError):
             if type(model) is llama.LlamaModel:
-                _call(model, _Model(model, _Layers([found[id(layer)] for layer in model.layers])))
+                whole = _Model(model, _Layers([found[id(layer)] for layer in model.layers]))
+                _call(model, whole)
+                if type(network) is llama.Model:
+                    _call(model.norm, _Norm(model.norm))
+                    _call(network, _Network(network, whole))
 
 
 def _call(module: nn.Module, whole: Callable[..., mx.array | None]) -> None:
@@ -110,10 +116,14 @@ class _Layers:
 
     def instead_of_layer(self, x: mx.array, mask: MaskKind = None, cache: Any = None, **others: Any) -> mx.array | None:
         """None for rows, masks or caches of another form."""
-        return None if others or x.dtype != mx.float32 else self(x, mask, (cache,))
+        forward = None if others or x.dtype != mx.float32 else self(x, mask, (cache,))
+        if forward is None:
+            return None
+        forward.last = mx.array(forward.rows)
+        return forward.last
 
-    def __call__(self, x: mx.array | _Floats, mask: MaskKind, caches: Sequence[Any]) -> mx.array | None:
-        """The same. `x`: (1, rows, hidden)."""
+    def __call__(self, x: mx.array | _Floats, mask: MaskKind, caches: Sequence[Any]) -> "_Forward | None":
+        """The same, in its `rows`. `x`: (1, rows, hidden)."""
         layers: list[Sequence[Any]] = [each.parts if isinstance(each, JointCache) else (each,) for each in caches]
         if any(type(part) is not FullAttentionCache or not part.plain for parts in layers for part in parts):
             return None
@@ -132,8 +142,8 @@ class _Layers:
         every = np.array(table)
         own = every.ctypes.data, forward.scratch.ctypes.data, len(layers), len(layers[0])
         self._kernel(*self._given, *forward.given, *own)
-        forward.last = mx.array(forward.rows)
-        return forward.last
+        forward.last = None
+        return forward
 
 
 class _Model:
@@ -149,12 +159,94 @@ class _Model:
     def __call__(
         self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
     ) -> mx.array | None:
+        found = self.forward(inputs, cache, input_embeddings)
+        return None if found is None else self._model.norm(mx.array(found.rows))
+
+    def forward(self, inputs: mx.array, cache: Any, input_embeddings: mx.array | None) -> "_Forward | None":
         """None where layers are observed, and for forwards that `_Layers` does not compute."""
         ours = isinstance(cache and cache[0], FullAttentionCache | JointCache)
         if not ours or input_embeddings is not None or _calls(self._model) != self._calls:
             return None
-        found = self._layers(self._embedding[as_numpy(inputs)], cache[0].make_mask(inputs.shape[1]), cache)
-        return None if found is None else self._model.norm(found)
+        return self._layers(self._embedding[as_numpy(inputs)], cache[0].make_mask(inputs.shape[1]), cache)
+
+
+class _Norm:
+    """A final norm by the library, so that its rows have the bits that they have in `_Network`."""
+
+    def __init__(self, norm: Any) -> None:
+        """Raises ValueError for one of another form."""
+        self._weights, self._eps, self._kernel = as_numpy(norm.weight), norm.eps, ctypes.CDLL(None).bridge_norm
+        if not isinstance(norm, nn.RMSNorm) or self._weights.dtype != np.float32:
+            raise ValueError("it has another form")
+        self._kernel.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2, ctypes.c_float, ctypes.c_void_p]
+
+    def __call__(self, x: mx.array) -> mx.array | None:
+        """None for rows of another form."""
+        if x.dtype != mx.float32:
+            return None
+        rows = np.ascontiguousarray(as_numpy(x))
+        found, width = np.empty_like(rows), rows.shape[-1]
+        given = rows.ctypes.data, self._weights.ctypes.data, rows.size // width, width
+        self._kernel(*given, self._eps, found.ctypes.data)
+        return mx.array(found)
+
+
+class _Network:
+    """A Llama's logits: its final norm and the matrices of its head in one call."""
+
+    def __init__(self, network: Any, model: _Model) -> None:
+        self._network, self._model, self._norm = network, model, network.model.norm
+        self._weights, self._call = as_numpy(self._norm.weight), type(self._norm).__call__
+        self._kernel = ctypes.CDLL(None).bridge_head
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        self._kernel.argtypes = [
+            pointer,
+            ctypes.c_float,
+            *[pointer] * 2,
+            number,
+            pointer,
+            *[number] * 2,
+            *[pointer] * 2,
+        ]
+
+    def __call__(
+        self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
+    ) -> mx.array | None:
+        """None where the final norm is observed, for logits that nobody may read, and where `_Model` gives None."""
+        if not cache or not _is_read(cache[0]) or type(self._norm).__call__ is not self._call:
+            return None
+        head = self._head()
+        if head is None:
+            return None
+        forward = self._model.forward(inputs, cache, input_embeddings)
+        if forward is None:
+            return None
+        (_, rows, width), (matrices, columns) = forward.rows.shape, head
+        logits = mx.zeros((1, rows, int(columns.sum())))
+        compute(logits)
+        places = np.array([each.ctypes.data for each in matrices])
+        given = self._weights.ctypes.data, self._norm.eps, places.ctypes.data, columns.ctypes.data, len(places)
+        room = forward.scratch.ctypes.data, as_numpy(logits).ctypes.data
+        self._kernel(*given, forward.rows.ctypes.data, rows, width, *room)
+        return logits
+
+    def _head(self) -> tuple[list[_Floats], npt.NDArray[np.int64]] | None:
+        """The matrices, whose logits follow one another, and how many each has; None for a head of another form."""
+        network = self._network
+        head = network.model.embed_tokens if network.args.tie_word_embeddings else network.lm_head
+        parts = getattr(head, "parts", [head])
+        if not all(isinstance(part, nn.Embedding | nn.Linear) and len(part) == 1 for part in parts):
+            return None
+        matrices = [as_numpy(part.weight) for part in parts]
+        if any(each.dtype != np.float32 or not each.flags.c_contiguous for each in matrices):
+            return None
+        return matrices, np.array([len(each) for each in matrices])
+
+
+def _is_read(cache: Any) -> bool:
+    """Whether the logits of its forward may be."""
+    parts = cache.parts if isinstance(cache, JointCache) else [cache]
+    return isinstance(parts[0], FullAttentionCache) and parts[0].forward.read
 
 
 def _calls(model: Any) -> list[Any]:

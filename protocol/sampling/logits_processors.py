@@ -101,17 +101,21 @@ class TopPMinP(LogitsProcessor):
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
         if on_host():
             # Twelve operations of MLX over a vocabulary on one thread take several times as long.
-            return mx.array(np.stack([self._row_kept(row) for row in np.asarray(logits)]))
+            kept = logits + mx.zeros(1)
+            for row in np.asarray(kept):
+                self._cut(row)
+            return kept
         logs = logits - log_total(logits)
         return self._kept(logits, logs, self._least(logs, least_of_nucleus))
 
-    def _row_kept(self, row: _Row) -> _Row:
+    def _cut(self, row: _Row) -> None:
+        """`_kept`, in place."""
         with np.errstate(invalid="ignore"):
             logs = row - log_of_mass(row)
         least = least_nearby(logs, self._top_p) if self._top_p < 1.0 else -math.inf
         if self._min_p > 0.0:
             least = max(least, logs.max() + math.log(self._min_p))
-        return np.where(logs < np.float32(least), np.float32(-np.inf), row)
+        np.putmask(row, logs < np.float32(least), -np.inf)
 
     def begin(self, logits: mx.array, paths: Paths) -> mx.array:
         logs = logits - log_total(logits)

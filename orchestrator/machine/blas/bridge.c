@@ -1,5 +1,6 @@
 /* The matrix product that MLX calls on a Linux processor: this file's own for a few rows, else the OpenBLAS of NumPy's
- * wheels, whose sizes have 64 bits. And attention (`bridge_attention`), and whole layers (`bridge_layers`).
+ * wheels, whose sizes have 64 bits. And attention (`bridge_attention`), whole layers (`bridge_layers`), a head
+ * (`bridge_head`), and the noise that tokens are sampled with (`bridge_noise`).
  *
  * A forward over a few tokens multiplies a few rows with each weight matrix. OpenBLAS copies the matrix into its own
  * order first, which takes as long as reading it two more times. Here each weight is read once, for all rows. Each
@@ -53,6 +54,7 @@ typedef struct {
 typedef void Part(const Product *product, int first, int last); /* Computes these columns. */
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Narrow __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef _Float16 Halves __attribute__((vector_size(2 * LANES)));
 typedef float Half __attribute__((vector_size(2 * LANES)));
@@ -310,12 +312,58 @@ INLINE void gated(float *gate, const float *up, int64_t count) {
     }
 }
 
+/* ln x of usual numbers above 0, within 2 units of the last place. Cephes' logf. */
+INLINE Lanes logarithm(Lanes x) {
+    const Bits power = ((Bits)x - 0x3f3504f3u) & 0xff800000u; /* x divided by it lies between the roots of 1/2 and 2. */
+    Lanes e = __builtin_convertvector((Whole)power >> 23, Lanes), r = (Lanes)((Bits)x - power) - 1;
+    Lanes y = 7.0376836292e-2f * r - 1.1514610310e-1f;
+    y = y * r + 1.1676998740e-1f;
+    y = y * r - 1.2420140846e-1f;
+    y = y * r + 1.4249322787e-1f;
+    y = y * r - 1.6668057665e-1f;
+    y = y * r + 2.0000714765e-1f;
+    y = y * r - 2.4999993993e-1f;
+    y = y * r + 3.3333331174e-1f;
+    y = y * r * r * r - e * 2.12194440e-4f - r * r * 0.5f;
+    return r + y + e * 0.693359375f;
+}
+
+/* -ln(-ln u) of u strictly inside (0, 1), from the 23 high bits. */
+INLINE Lanes gumbel(Bits bits) {
+    Lanes uniform = (__builtin_convertvector((Whole)(bits >> 9), Lanes) + 0.5f) * 0x1p-23f;
+    return -logarithm(-logarithm(uniform));
+}
+
+/* The noise of 2 `half` tokens, see `protocol/sampling/threefry.py`. `half`: whole lines. */
+INLINE void noise(uint32_t seed, uint32_t position, uint32_t half, float *out) {
+    static const int rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+    const uint32_t keys[3] = {seed, position, seed ^ position ^ 0x1bd11bdau};
+    Bits lanes;
+#pragma unroll
+    for (int i = 0; i < LANES; i++) lanes[i] = i;
+    for (uint32_t block = 0; block < half; block += LANES) {
+        Bits a = lanes + (block + keys[0]), b = lanes + (block + half + keys[1]);
+#pragma unroll
+        for (int group = 0; group < 5; group++) {
+#pragma unroll
+            for (int round = 0; round < 4; round++) {
+                const int left = rotations[group % 2][round];
+                a += b, b = (b << left | b >> (32 - left)) ^ a;
+            }
+            a += keys[(group + 1) % 3], b += keys[(group + 2) % 3] + group + 1;
+        }
+        *(Lanes *)(out + block) = gumbel(a), *(Lanes *)(out + half + block) = gumbel(b);
+    }
+}
+
 typedef float Exponentials(float *x, int count, float *largest);
 typedef void Gated(float *gate, const float *up, int64_t count);
+typedef void Noise(uint32_t seed, uint32_t position, uint32_t half, float *out);
 typedef struct {
     Part *part;
     Exponentials *exponentials;
     Gated *gated;
+    Noise *noise;
 } Kernels; /* For one kind of processor. */
 
 #ifdef __x86_64__
@@ -329,12 +377,18 @@ FOR_AVX512 void part_avx512(const Product *p, int first, int last) {
 }
 FOR_AVX512 float exponentials_avx512(float *x, int count, float *largest) { return exponentials(x, count, largest); }
 FOR_AVX512 void gated_avx512(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
-static const Kernels avx512 = {part_avx512, exponentials_avx512, gated_avx512};
+FOR_AVX512 void noise_avx512(uint32_t seed, uint32_t position, uint32_t half, float *out) {
+    noise(seed, position, half, out);
+}
+static const Kernels avx512 = {part_avx512, exponentials_avx512, gated_avx512, noise_avx512};
 
 FOR_AVX2 void part_avx2(const Product *p, int first, int last) { part(p, first, last, (Way){3, 2, 6, 1, 4, 1}); }
 FOR_AVX2 float exponentials_avx2(float *x, int count, float *largest) { return exponentials(x, count, largest); }
 FOR_AVX2 void gated_avx2(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
-static const Kernels avx2 = {part_avx2, exponentials_avx2, gated_avx2};
+FOR_AVX2 void noise_avx2(uint32_t seed, uint32_t position, uint32_t half, float *out) {
+    noise(seed, position, half, out);
+}
+static const Kernels avx2 = {part_avx2, exponentials_avx2, gated_avx2, noise_avx2};
 
 FOR_AVX2 enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
     return narrow_form(from, count, narrow);
@@ -357,7 +411,10 @@ static const Kernels *best_kernels(void) {
 static void part_neon(const Product *p, int first, int last) { part(p, first, last, (Way){2, 2, 2, 2, 0, 0}); }
 static float exponentials_neon(float *x, int count, float *largest) { return exponentials(x, count, largest); }
 static void gated_neon(float *gate, const float *up, int64_t count) { gated(gate, up, count); }
-static const Kernels neon = {part_neon, exponentials_neon, gated_neon};
+static void noise_neon(uint32_t seed, uint32_t position, uint32_t half, float *out) {
+    noise(seed, position, half, out);
+}
+static const Kernels neon = {part_neon, exponentials_neon, gated_neon, noise_neon};
 static enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
     return narrow_form(from, count, narrow);
 }
@@ -714,4 +771,33 @@ void bridge_layers(const float *const *weights, const float *numbers, const int3
     enum { WEIGHTS = 9, NUMBERS = 3 };
     for (int i = 0; i < layers; i++)
         layer(weights + i * WEIGHTS, numbers + i * NUMBERS, sizes, x, turns, rows, parts + i * sequences, scratch);
+}
+
+/* `normalise`, of whole lines. */
+void bridge_norm(const float *x, const float *weights, int rows, int width, float epsilon, float *out) {
+    normalise(x, weights, rows, width, epsilon, out);
+}
+
+/* out (rows, all columns) = norm(x) B^T, where so many `matrices` (columns, width) make up B. `scratch`: room for x, and
+ * a line. */
+void bridge_head(const float *weights, float epsilon, const float *const *matrices, const int64_t *columns, int count,
+                 const float *x, int rows, int width, float *scratch, float *out) {
+    scratch = (float *)(((uintptr_t)scratch + 4 * LANES - 1) & -(uintptr_t)(4 * LANES));
+    normalise(x, weights, rows, width, epsilon, scratch);
+    Product products[count];
+    int64_t all = 0;
+    for (int i = 0; i < count; i++) {
+        products[i] = (Product){scratch, matrices[i], 0, out + all, width, width, 0, rows, columns[i], width, 1, SINGLE,
+                                1, 0};
+        all += columns[i];
+    }
+    for (int i = 0; i < count; i++) products[i].ldc = all;
+    multiply(products, count);
+}
+
+/* False, and nothing is written, on a processor without vectors. */
+int bridge_noise(uint32_t seed, uint32_t position, uint32_t half, float *out) {
+    if (!known_kernels()) return 0;
+    known_kernels()->noise(seed, position, half, out);
+    return 1;
 }

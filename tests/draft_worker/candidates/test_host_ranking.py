@@ -125,7 +125,7 @@ def test_prefetched_noise_of_evicted_positions_is_drawn_alike_again():
     for position in range(1, 9):
         ahead.position(SEED, position)
 
-    assert len(ahead._words) == len(ahead._noises) == 4
+    assert len(ahead._drawn) == 4
     assert np.array_equal(ahead.position(SEED, 0).at(np.arange(67)), before)
 
 

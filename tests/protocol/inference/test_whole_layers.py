@@ -12,12 +12,14 @@ import pytest
 from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
+from draft_worker.short_head import shorten_head
 from orchestrator.machine.blas.library import blas_environment, fast_blas
 from protocol.inference.joint_forward import ForwardPart, evaluate_together
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.observed_modules import observing
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.inference.whole_layers import _Layers
+from protocol.inference.whole_layers import _Layers, _Network
+from protocol.sampling.threefry import gumbel, noise_bits, noise_row
 from target_worker.disk_cache.snapshot import CHUNK, Snapshot
 from tests.support.paths import ROOT
 
@@ -70,6 +72,7 @@ def test_all_this_holds_where_the_library_computes_it():
     ("code", "changes", "layers"),
     [
         (llama, {}, 3),
+        (llama, {"tie_word_embeddings": False}, 3),
         (llama, {"rope_scaling": {"type": "linear", "factor": 4.0}}, 3),
         (llama, {"rope_traditional": True}, 0),
         (llama, {"mlp_bias": True}, 0),
@@ -118,12 +121,61 @@ def test_a_row_does_not_depend_on_those_beside_it(begin: int):
 @_HAS
 def test_observed_layers_have_the_same_bits():
     """A drafter that reads them may attach at any time."""
-    made, seen = model(), list[mx.array]()
+    made = model()
     alone = chained(begun(made, 30), 30, 4)
-    with observing(made.network.layers[1:2], lambda _, __, result: seen.append(result) or result):
-        assert np.array_equal(chained(begun(made, 30), 30, 4), alone)
+    for module in (made.network.layers[1], made.network.model.norm):
+        seen = list[mx.array]()
+        with observing([module], lambda _, __, result, seen=seen: seen.append(result) or result):
+            assert np.array_equal(chained(begun(made, 30), 30, 4), alone)
+        assert len(seen) == 1 + 40 // 4
 
-    assert len(seen) == 1 + 40 // 4
+
+@_HAS
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_short_head_has_its_rows_of_the_whole_one(tied: bool):
+    made, tokens = model(tie_word_embeddings=tied), np.array([3, 8, 21, 40], np.int32)
+    whole = chained(begun(made, 30), 30, 4)
+    head = shorten_head(made.network, tokens)
+    assert np.array_equal(chained(begun(made, 30), 30, 4), whole[:, tokens])
+    if tied:
+        head.widen([7, 2])
+        assert np.array_equal(chained(begun(made, 30), 30, 4), whole[:, [*tokens, 7, 2]])
+
+
+@_HAS
+def test_a_prompt_has_no_logits_until_somebody_reads_them(monkeypatch: pytest.MonkeyPatch):
+    made, heads, own = model(), list[int](), _Network._head
+    right = np.array(made.network(mx.array(_TEXT[:30])[None])[0])
+    monkeypatch.setattr(_Network, "_head", lambda self: heads.append(1) or own(self))
+    sequence = made.sequence()
+    logits = sequence.prefill(_TEXT[:30])
+
+    assert not heads
+    assert np.allclose(np.array(logits), right, rtol=1e-4, atol=1e-4)
+    sequence.evaluate([1], [-1])
+    assert heads == [1]
+
+
+@_HAS
+@pytest.mark.parametrize("vocabulary", [90, 49_152])
+def test_noise_is_that_of_the_generator(vocabulary: int):
+    for seed, position in ((0x9E3779B9, 1234), (0, 0), ((1 << 40) + 5, (1 << 24) - 1)):
+        row = noise_row(seed, position, vocabulary)
+        assert row is not None
+        right = gumbel(noise_bits(seed, position, np.arange(vocabulary), vocabulary))
+        assert np.abs(row - right).max() < 4e-6
+
+
+@_HAS
+def test_noise_of_the_least_and_the_greatest_number_is_finite():
+    rows = np.concatenate([row for at in range(400) if (row := noise_row(7, at, 1 << 16)) is not None])
+    assert np.isfinite(rows).all()
+    assert rows.max() > 15
+    assert rows.min() < -2.6
+
+
+def test_without_the_library_there_is_no_row_of_noise():
+    assert _PRELOADED or noise_row(1, 2, 90) is None
 
 
 @_HAS

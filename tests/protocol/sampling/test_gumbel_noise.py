@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import PipelineError
 from protocol.messages.sampling import Sampling
 from protocol.sampling import gumbel_noise as module
-from protocol.sampling.gumbel_noise import Noise, scores
+from protocol.sampling.gumbel_noise import Noise, sampled, scores
 from protocol.sampling.threefry import gumbel, half_block, noise_bits, noise_key, threefry2x32, uniform
 
 _VOCABULARY = 100
@@ -64,6 +64,15 @@ def test_half_precision_logits_become_float32_first():
     result = scores(_logits(1).astype(mx.float16), [4], Sampling(temperature=0.7), Noise(_VOCABULARY))
 
     assert result.dtype == mx.float32
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_sampled_token_has_the_best_score(temperature: float):
+    logits, sampling, noise = _logits(5), Sampling(temperature=temperature, seed=3), Noise(_VOCABULARY)
+    best = np.array(scores(logits, range(5), sampling, noise)).argmax(axis=-1)
+
+    assert np.array_equal(np.array(sampled(logits, range(5), sampling, noise)), best)
+    assert np.array_equal(np.array(sampled(logits[3:4], [3], sampling, noise)), best[3:4])
 
 
 def test_samples_follow_the_distribution():
