@@ -1,5 +1,6 @@
 """The expected-rate rule: how many nodes to verify, and whether to wait for more growth. Pure arithmetic."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -37,9 +38,14 @@ def best_count(
     further node adds. `overhead` is the hop plus any wait, in seconds; R is the number of `roots`, one a request, each
     of which yields a token. L = 0 is plain decoding.
     """
-    tokens = accumulate(gains, initial=float(roots))
-    found = [Expected(nodes, each, cost(roots + nodes) + overhead) for nodes, each in enumerate(tokens)]
-    return max(found, key=lambda one: one.rate if usual is None else one.surplus(usual))
+    best, highest = (0, 0.0, 0.0), -math.inf
+    # Every round asks for many counts, so none of them becomes an object.
+    for nodes, tokens in enumerate(accumulate(gains, initial=float(roots))):
+        seconds = cost(roots + nodes) + overhead
+        value = tokens / seconds if usual is None else tokens - usual * seconds
+        if value > highest:
+            best, highest = (nodes, tokens, seconds), value
+    return Expected(*best)
 
 
 def best_counts(

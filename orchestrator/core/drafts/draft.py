@@ -160,9 +160,10 @@ def too_short(request: Request, draft: Draft, estimates: Estimates, sharing: int
     missing = max(0, draft.reads(len(request.tokens)) - draft.earlier(request).held)
     reading = missing * estimates.prefill.get(0.0)
     plain = estimates.target(sharing) / sharing
-    gain = _gain_of_turns(estimates, sharing) * request.remaining * plain
     if sharing == 1 and (saved := estimates.saved_by_asking) is not None:
         gain = saved * request.remaining / (estimates.usual_rate * plain) + TUNING.explored * estimates.unasked * plain
+    else:
+        gain = _gain_of_turns(estimates, sharing) * request.remaining * plain
     return TUNING.certain_gain * reading > gain
 
 

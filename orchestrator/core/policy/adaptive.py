@@ -2,10 +2,10 @@
 under it: how many nodes a step evaluates, and which are worth one. Pure."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 from typing import NamedTuple
 
 from orchestrator.core.estimates import Estimates
@@ -109,13 +109,15 @@ class Adaptive:
         if missed and not in_turns and estimates.freshness is None and estimates.block == 1:
             margin += TUNING.margin_beside * pause / estimates.target(len(requests))
         wait, needed, gain = estimates.hop.get(0.0) + pause, usual * (1.0 + margin), -math.inf
-        for forwards in range(1, 1 + (TUNING.look_ahead if in_turns and estimates.block == 1 else 1)):
-            steps = forwards * estimates.block
-            later = [
-                present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
-                for present, growth in zip(gains, owed, strict=True)
-            ]
-            gain = max(gain, best_counts(later, estimates.target, wait, needed)[1].surplus(needed))
+        block = estimates.block
+        later = [
+            repeat(present)
+            if growth not in awaited
+            else islice(growth.guesses.gains_after_growth(width, shares), block - 1, None, block)
+            for present, growth in zip(gains, owed, strict=True)
+        ]
+        for grown in islice(zip(*later, strict=False), TUNING.look_ahead if in_turns and block == 1 else 1):
+            gain = max(gain, best_counts(grown, estimates.target, wait, needed)[1].surplus(needed))
             wait += estimates.next_response.get(estimates.step.get(0.0))
         return _Wait(until, gain - best.surplus(usual))
 
@@ -221,14 +223,14 @@ class TreeCandidates:
         """The best `count` nodes, parents first."""
         return self._nodes[:count]
 
-    def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
-        """`gains` of the draft's guesses after `steps` steps, each of which gives the `width` most probable open nodes
-        children that are accepted with the probabilities `shares`."""
+    def gains_after_growth(self, width: int, shares: Sequence[float]) -> Iterator[list[float]]:
+        """`gains` of the draft's guesses after 1, 2, ... steps, each of which gives the `width` most probable open
+        nodes children that are accepted with the probabilities `shares`."""
         found, open = self._drafted, self.open
-        for _ in range(steps):
+        while True:
             found = with_growth(found, open[:width], shares)[: self._limit]
+            yield found
             open = with_growth(open[width:], open[:width], shares)
-        return found
 
     def _guesses(self, request: Request) -> list[Node]:
         """Guesses by prompt lookup behind the most probable leaf."""
@@ -263,20 +265,21 @@ class PathCandidates:
     def nodes(self, count: int) -> list[Node]:
         return self._paths.nodes(count)
 
-    def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
+    def gains_after_growth(self, width: int, shares: Sequence[float]) -> Iterator[list[float]]:
         totals = list(self._drafted)
-        for node, path in self._open[:width]:
-            length, total = self._paths.reached.get(node, (self._limit, 0.0))
-            for _ in range(steps):
-                if length == self._limit:
-                    break
-                path *= shares[0]
-                length, total = length + 1, total + path
+        ends = [(path, *self._paths.reached.get(node, (self._limit, 0.0))) for node, path in self._open[:width]]
+        while True:
+            ends = [
+                (path * shares[0], length + 1, total + path * shares[0])
+                for path, length, total in ends
+                if length < self._limit
+            ]
+            for _, length, total in ends:
                 if length == len(totals):
                     totals.append(total)
                 else:
                     totals[length] = max(totals[length], total)
-        return _differences(totals)
+            yield _differences(totals)
 
 
 NodeChoice = TreeCandidates | PathCandidates

@@ -136,7 +136,7 @@ def test_growth_is_expected_to_give_each_open_node_its_best_child(grown, accepta
 
 def _gains_after_growth(made: TokenTree, limit: int, width: int, acceptance: float) -> list[float]:
     found = PathCandidates(view(made, [0.1]), limit, lookup=False, searched=100)
-    return found.gains_after_growth(width, [acceptance, 0.5 * acceptance])
+    return next(found.gains_after_growth(width, [acceptance, 0.5 * acceptance]))
 
 
 def test_prompt_lookup_continues_the_drafts_path():
