@@ -14,7 +14,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -224,7 +224,8 @@ class CandidateSelector:
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
-        self._width = -(-columns.count // GROUP_SIZE) * GROUP_SIZE
+        few = columns.count <= _FEW_COLUMNS
+        self._width = columns.count if few else -(-columns.count // GROUP_SIZE) * GROUP_SIZE
 
     def begin(self, sampling: Sampling, positions: Iterable[int]) -> None:
         """Start to draw the noise that `select` needs for tokens at these absolute positions."""
@@ -232,11 +233,13 @@ class CandidateSelector:
             self._prefetch.begin(sampling.seed, positions)
 
     def select_of(
-        self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch
+        self, logits: mx.array, first: int, positions: Sequence[int], sampling: Sampling, batch: Batch
     ) -> list[Candidates]:
-        """`select` for (L, count or more) logits that the processor has computed."""
-        padded = np.full((len(logits), self._width), -np.inf, np.float32)
-        padded[:, : self.columns.count] = np.asarray(logits.astype(mx.float32))[:, : self.columns.count]
+        """`select` for the rows from `first` on of (L, count or more) logits that the processor has computed."""
+        numbers: Any = logits.astype(mx.float32)
+        rows = np.asarray(numbers)[first:, : self.columns.count]
+        padded = np.full((len(rows), self._width), -np.inf, np.float32)
+        padded[:, : self.columns.count] = rows
         return self.select(padded, positions, sampling, batch)
 
     def select(

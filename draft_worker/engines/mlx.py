@@ -1,6 +1,6 @@
 """The draft on MLX: token trees through a stock mlx-lm model. Knows no messages and no growth plans."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -126,17 +126,16 @@ class MlxSequence(EngineSequence):
         positions = [self._rows.position(row) + 1 + batch.skipped for row in nodes]
         if behind:
             self._rows.keep(range(nodes.start - behind, nodes.start), nodes)
-        return self._select(logits[behind:], positions, self._sampling, batch)
+        return self._select(logits, behind, positions, batch)
 
-    @property
-    def _select(self) -> Callable[[mx.array, Sequence[int], Sampling, Batch], list[Candidates]]:
-        """Of a row that the processor has computed it finds candidates sooner than MLX."""
+    def _select(self, logits: mx.array, first: int, positions: Sequence[int], batch: Batch) -> list[Candidates]:
+        """Of the rows from `first` on. numpy finds candidates in a row that the processor has computed sooner."""
         columns = self.columns.now
         if not on_host():
-            return columns.propose
+            return columns.propose(logits[first:], positions, self._sampling, batch)
         if self._selector is None or self._selector.columns is not columns:
             self._selector = CandidateSelector(columns)
-        return self._selector.select_of
+        return self._selector.select_of(logits, first, positions, self._sampling, batch)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self._rows.keep(path, surviving)

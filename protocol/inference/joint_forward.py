@@ -66,7 +66,7 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
     caches = sequences[0].alike([_joint(layer, lengths, positions) for layer in layers])
     tokens = mx.concatenate([as_array(part.tokens) for part in parts])
     with reading(), processor_operations(), _joint_attention():
-        logits = network(tokens[None], cache=caches).squeeze(0)
+        logits = mx.flatten(network(tokens[None], cache=caches), 0, -2)
     _divide_recorded(sequences, lengths)
     return _divided(logits, lengths, axis=0)
 

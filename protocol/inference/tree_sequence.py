@@ -348,7 +348,8 @@ class TreeSequence:
     def _evaluated(self, tokens: Tokens, forward: ForwardShape) -> mx.array:
         self._prepare(forward)
         with reading(), processor_operations():
-            logits = self._network(as_array(tokens)[None], cache=self._given).squeeze(0)
+            inputs = tokens[None] if isinstance(tokens, mx.array) else mx.array([list(tokens)])
+            logits = mx.flatten(self._network(inputs, cache=self._given), 0, -2)
         for cache in self._folding:
             cache.finish()
         self.recorded = self.tap and self.tap.take()

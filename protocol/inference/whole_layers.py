@@ -17,7 +17,6 @@ from mlx import nn
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
-from protocol.inference.device import compute
 from protocol.inference.joint_forward import JointCache
 from protocol.inference.layer_cache import ForwardShape, MaskKind, RowForm, TreePositions
 from protocol.inference.layer_caches.full_attention import FullAttentionCache
@@ -192,7 +191,8 @@ class _Norm:
 
 
 class _Network:
-    """A Llama's logits: its final norm and the matrices of its head in one call."""
+    """A Llama's logits: its final norm and the matrices of its head in one call. They are (rows, V), without a batch's
+    axis: to take it away is an operation of MLX, which one would wait for."""
 
     def __init__(self, network: Any, model: _Model) -> None:
         self._network, self._model, self._norm = network, model, network.model.norm
@@ -222,13 +222,12 @@ class _Network:
         if forward is None:
             return None
         (_, rows, width), (matrices, columns) = forward.rows.shape, head
-        logits = mx.zeros((1, rows, int(columns.sum())))
-        compute(logits)
+        logits = np.empty((rows, int(columns.sum())), np.float32)
         places = np.array([each.ctypes.data for each in matrices])
         given = self._weights.ctypes.data, self._norm.eps, places.ctypes.data, columns.ctypes.data, len(places)
-        room = forward.scratch.ctypes.data, as_numpy(logits).ctypes.data
+        room = forward.scratch.ctypes.data, logits.ctypes.data
         self._kernel(*given, forward.rows.ctypes.data, rows, width, *room)
-        return logits
+        return mx.array(logits)
 
     def _head(self) -> tuple[list[_Floats], npt.NDArray[np.int64]] | None:
         """The matrices, whose logits follow one another, and how many each has; None for a head of another form."""

@@ -72,7 +72,7 @@ class Noise:
     def _draw(self, key: tuple[int, int]) -> mx.array:
         drawn = noise_row(*key, self.vocabulary) if on_host() else None
         if drawn is not None:
-            return mx.array(drawn[self._tokens])
+            return mx.array(drawn[: len(self._tokens)] if self._chosen is None else drawn[self._tokens])
         bits = mx.flatten(mx.random.split(mx.array(key, dtype=mx.uint32), self._half))
         bits = bits[: len(self._tokens)] if self._chosen is None else bits[self._chosen]
         uniform = ((bits >> 9).astype(mx.float32) + 0.5) * 2.0**-23

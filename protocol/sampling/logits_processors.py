@@ -101,10 +101,10 @@ class TopPMinP(LogitsProcessor):
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
         if on_host():
             # Twelve operations of MLX over a vocabulary on one thread take several times as long.
-            kept = logits + mx.zeros(1)
-            for row in np.asarray(kept):
+            rows = np.array(logits, np.float32)
+            for row in rows:
                 self._cut(row)
-            return kept
+            return mx.array(rows)
         logs = logits - log_total(logits)
         return self._kept(logits, logs, self._least(logs, least_of_nucleus))
 
