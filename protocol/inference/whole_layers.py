@@ -132,10 +132,11 @@ class _Layers:
         table = list[list[int]]()
         for parts in layers:
             for part, rows in zip(parts, forward.table, strict=True):
-                keys, values = map(as_numpy, part.room(self._form.row))
-                if not (keys.flags.c_contiguous and values.flags.c_contiguous):
+                keys, values = part.room(self._form.row)
+                try:
+                    table.append([_address(keys), _address(values), keys.shape[2] * keys.shape[3], *rows])
+                except TypeError:
                     return None
-                table.append([keys.ctypes.data, values.ctypes.data, keys.strides[1] // keys.itemsize, *rows])
         if x is not forward.last:
             forward.rows[:] = as_numpy(x) if isinstance(x, mx.array) else x
         every = np.array(table)
@@ -246,6 +247,12 @@ def _is_read(cache: Any) -> bool:
     """Whether the logits of its forward may be."""
     parts = cache.parts if isinstance(cache, JointCache) else [cache]
     return isinstance(parts[0], FullAttentionCache) and parts[0].forward.read
+
+
+def _address(array: Any) -> int:
+    """Of its numbers. Raises TypeError where they don't lie in one piece. It takes a third of the time of numpy's view,
+    and each forward asks for those of all layers."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))
 
 
 def _calls(model: Any) -> list[Any]:
