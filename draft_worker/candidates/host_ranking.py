@@ -7,13 +7,13 @@ tokens.
 
 Many tree nodes share a position, and the forward on the device leaves the CPU idle. So MLX draws the random bits of a
 position once, in a CPU stream, while the forward runs. Only the bits of tokens that can become candidates are turned
-into noise. Where `noise_row` has all of it at once, that is sooner.
+into noise. On a Linux processor the library draws all of it, which takes less time (`noise_row`).
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -48,6 +48,10 @@ class PositionNoise:
         self._high = high
 
     @cached_property
+    def all(self) -> Floats:
+        return self.at(slice(None))
+
+    @cached_property
     def peaks(self) -> Ids:
         """Columns, ascending, whose noise is above PEAK."""
         return np.flatnonzero(self._high)
@@ -65,7 +69,6 @@ class NoisePrefetch:
         self._vocabulary = vocabulary
         self._chosen = slice(width) if tokens is None else tokens
         self._limit = max(_MIN_POSITIONS, _CACHE_BYTES // (8 * vocabulary))
-        self._stream = mx.new_stream(mx.cpu)
         self._drawn: OrderedDict[tuple[int, int], PositionNoise | tuple[mx.array, mx.array]] = OrderedDict()
 
     def begin(self, seed: int, positions: Iterable[int]) -> None:
@@ -98,18 +101,24 @@ class NoisePrefetch:
         if row is not None:
             values = row[self._chosen]
             return PositionNoise(values.__getitem__, values > PEAK)
-        with mx.stream(self._stream):
+        with mx.stream(_noise_stream()):
             bits = mx.random.split(mx.array(key, dtype=mx.uint32), half_block(self._vocabulary)).reshape(-1)
             bits = bits[self._chosen if isinstance(self._chosen, slice) else mx.array(self._chosen)]
             return bits, bits >= mx.array(int(_PEAK_BITS), mx.uint32)
 
 
+@cache
+def _noise_stream() -> mx.Stream:
+    """One for all: MLX keeps the thread of each."""
+    return mx.new_stream(mx.cpu)
+
+
 GROUP_SIZE = 64
-"""Tokens of a group. Only the maxima of groups are partitioned. Pad a row of logits with -inf to whole groups."""
+"""Tokens of a group. Only the maxima of groups are partitioned. Pad a long row of logits with -inf to whole groups."""
 _FEW_GROUPS = 64
 """Up to so many groups are searched by themselves; of more, the whole row is."""
-_FEW_COLUMNS = 1 << 14
-"""Up to this length of a row every token has its score: a short head's."""
+_FEW_COLUMNS = 9_000
+"""Up to this length of a row every token has its score: a head of 8,192 tokens and those of a context."""
 _STRIDE = 16
 _FEW = 1024
 """Of so many tokens, which filters leave, noise is computed for each."""
@@ -134,11 +143,11 @@ class Survivors(NamedTuple):
 def shortlist(logits: Floats, limit: int, temperature: float, noise: PositionNoise | None) -> Candidates:
     """The best `limit` tokens by score, the best first; of equals, lower ids first.
 
-    `logits`: (V,) float32, V a multiple of GROUP_SIZE. Tokens of -inf are never candidates. `noise`: None at
-    temperature 0, where the score is the logit.
+    `logits`: (V,) float32; a long row is a multiple of GROUP_SIZE. Tokens of -inf are never candidates. `noise`: None
+    at temperature 0, where the score is the logit.
     """
     if len(logits) <= _FEW_COLUMNS:
-        values = None if noise is None else noise.at(slice(None))
+        values = None if noise is None else noise.all
         scores = logits if values is None else logits[: len(values)] / np.float32(temperature) + values
         return _best(Survivors(np.arange(len(scores)), scores, -np.inf), limit, np.empty(0, np.float32))
     grouped = _Grouped.of(logits)
@@ -245,7 +254,8 @@ class CandidateSelector:
     def select(
         self, logits: npt.NDArray[np.float32], positions: Sequence[int], sampling: Sampling, batch: Batch
     ) -> list[Candidates]:
-        """Like `Columns.propose`, for (L, ...) logits padded with -inf to whole groups. May overwrite the logits."""
+        """Like `Columns.propose`, for (L, ...) logits, whose long rows are padded with -inf to whole groups. May
+        overwrite the logits."""
         count = self.columns.count
         logits = logits[:, : self._width]
         if batch.followers:

@@ -43,7 +43,7 @@ def best_count(
     for nodes, tokens in enumerate(accumulate(gains, initial=float(roots))):
         seconds = cost(roots + nodes) + overhead
         value = tokens / seconds if usual is None else tokens - usual * seconds
-        if value > highest:
+        if not nodes or value > highest:
             best, highest = (nodes, tokens, seconds), value
     return Expected(*best)
 

@@ -54,7 +54,7 @@ def can_join(layers: Iterable[Any]) -> bool:
 
 
 def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.array]:
-    """(L, V) logits of each part, not yet computed, as its sequence alone would give them."""
+    """(L, V) logits of each part, which may not be computed yet, as its sequence alone would give them."""
     sequences = [part.sequence for part in parts if isinstance(part.sequence, TreeSequence)]
     lengths = [len(part.tokens) for part in parts]
     forwards = [

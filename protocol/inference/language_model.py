@@ -175,7 +175,7 @@ class LanguageModel:
             self.tap.record(outputs)
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
-        """(L, V) logits of each part, not yet computed: in one forward, where this architecture allows it."""
+        """(L, V) logits of each part, which may not be computed yet: in one forward, if this architecture allows it."""
         if len(parts) == 1 or not self.joins:
             return [part.evaluate() for part in parts]
         return evaluate_together(self.network, parts)

@@ -35,7 +35,7 @@ class ForwardShape(NamedTuple):
     first_seen: Mapping[int, int] = MappingProxyType({})
     """By window: the first slot that a token of the forward sees."""
     read: bool = True
-    """Whether its logits will be."""
+    """Whether its logits are sure to be. Else they are computed once somebody does."""
 
     def window_mask(self, length: int, window: int) -> mx.array:
         """(L, S): `mask` without the slots that are `window` or more positions before a token of the forward."""

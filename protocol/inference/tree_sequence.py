@@ -116,8 +116,8 @@ class TreeSequence:
         return {place for place in set[int]().union(*found) if 0 < self.reach(place) == place <= self.committed}
 
     def evaluate(self, tokens: Tokens, parents: Sequence[int], first: int | None = None) -> mx.array:
-        """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ... Only at level tree
-        the tokens may be an array.
+        """(L, V) logits, which may not be computed yet, of tokens that become rows next_row, next_row + 1, ... Only at
+        level tree the tokens may be an array.
 
         A parent is a row's number, of an earlier call or of this one, or -1 for the committed tokens. At level chain
         every row is the child of the one before it, at level plain there is one row.

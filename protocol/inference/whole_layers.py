@@ -213,7 +213,7 @@ class _Network:
     def __call__(
         self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
     ) -> mx.array | None:
-        """None where the final norm is observed, for logits that nobody may read, and where `_Model` gives None."""
+        """None where the final norm is observed, for logits that may not be read, and where `_Model` gives None."""
         if not cache or not _is_read(cache[0]) or type(self._norm).__call__ is not self._call:
             return None
         head = self._head()
@@ -237,14 +237,16 @@ class _Network:
         parts = getattr(head, "parts", [head])
         if not all(isinstance(part, nn.Embedding | nn.Linear) and len(part) == 1 for part in parts):
             return None
+        if any(part.weight.dtype != mx.float32 for part in parts):
+            return None
         matrices = [as_numpy(part.weight) for part in parts]
-        if any(each.dtype != np.float32 or not each.flags.c_contiguous for each in matrices):
+        if not all(each.flags.c_contiguous for each in matrices):
             return None
         return matrices, np.array([len(each) for each in matrices])
 
 
 def _is_read(cache: Any) -> bool:
-    """Whether the logits of its forward may be."""
+    """Whether the logits of its forward are."""
     parts = cache.parts if isinstance(cache, JointCache) else [cache]
     return isinstance(parts[0], FullAttentionCache) and parts[0].forward.read
 

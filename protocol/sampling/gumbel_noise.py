@@ -55,7 +55,7 @@ class Noise:
         self._require_known_layout()
 
     def row(self, seed: int, position: int) -> mx.array:
-        """(V,) float32 for the token at absolute `position`. A new row is evaluated lazily."""
+        """(V,) float32 for the token at absolute `position`. A new row may not be computed yet."""
         key = noise_key(seed, position)
         row = self._rows.pop(key, None)
         if row is None:
