@@ -17,7 +17,7 @@ from draft_worker.training.loop import Shell, Stopped, TrainingLoop, settings
 from draft_worker.training.rows import HELD_OUT, Shards
 from draft_worker.training.saved_state import Progressed, head_tokens, kept_head_tokens, require_same
 from draft_worker.training.successors import successors
-from draft_worker.training.target import Target, require_plain, trained
+from draft_worker.training.target import Target, trained
 from protocol.child_process import Failed, claim_output
 from protocol.contracts.training import (
     HeldOut,
@@ -98,7 +98,6 @@ class Process:
     def _require_possible(self, target: Target) -> float:
         """Seconds of training so far. Raises InputError for what would fail behind stages that take hours."""
         choices = self._order.choices
-        require_plain(target)
         seconds = require_same(self.out, settings(choices), target.fingerprint)
         kept_head_tokens(self.out, choices.head, target.vocabulary)
         # Its network is made in vain, but not computed.

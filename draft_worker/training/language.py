@@ -14,7 +14,6 @@ from draft_worker.training.rows import Row
 from draft_worker.training.target import Target, trained
 from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.contracts.training import DEPTHS
-from protocol.errors import InputError
 
 Judge: TypeAlias = Callable[[np.ndarray, mx.array], np.ndarray]
 """(n,) slots and the (n, head) logits of the tokens behind them, to (n,) bools: the guess is the target's token."""
@@ -100,14 +99,8 @@ class LanguageTraining:
 
 def _copied(target: Target, number: int) -> nn.Module:
     """A layer of the target in float32, to be trained."""
-    try:
-        layer = type(target.stack.layers[number])(target.model.args)
-        layer.load_weights(list(target.layer(number).items()))
-    except (TypeError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"The layers of {target.folder} can't be trained one by one ({error}): choose a target of the Llama or "
-            "Qwen family."
-        ) from error
+    layer = type(target.stack.layers[number])(target.model.args)
+    layer.load_weights(list(target.layer(number).items()))
     return layer
 
 

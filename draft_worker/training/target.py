@@ -1,7 +1,4 @@
-"""A target's weights as training needs them: dequantised layers, its embedding and rows of its head.
-
-`require_plain` refuses a target that computes anything else around its layers.
-"""
+"""A target's weights as training needs them: dequantised layers, its embedding and rows of its head."""
 
 from pathlib import Path
 from typing import Any
@@ -13,24 +10,28 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
-from protocol.inference.observed_modules import observing
 from protocol.inference.stored_model import load_network, ready_for_processor
+
+_NETWORKS = ("llama", "qwen2", "qwen3")
+"""mlx-lm's that compute nothing around their layers but an embedding, an RMSNorm and a head: others scale, shift or cap
+there, and training would imitate something else than the target. llama serves Mistral too."""
 
 
 class Target:
-    """A target of the Llama family (a stack of layers between an embedding and a norm), weights in float32."""
+    """A stack of layers between an embedding and a norm, weights in float32."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises InputError for a network of another kind."""
         self.folder = folder
         self.model, self.config = load_network(folder)
         ready_for_processor(self.model)
-        stack = getattr(self.model, "model", None)
-        if not all(hasattr(stack, name) for name in ("embed_tokens", "layers", "norm")):
+        network = type(self.model).__module__.rpartition(".")[2]
+        if network not in _NETWORKS:
             raise InputError(
-                f"{folder} has no stack of layers between an embedding and a norm whose outputs could be recorded: "
-                "choose a target of the Llama or Qwen family."
+                f"{folder} has the network {network}, and training knows {', '.join(_NETWORKS)}: choose a target of "
+                "the Llama or Qwen family."
             )
-        self.stack: Any = stack
+        self.stack: Any = self.model.model
         self.layers: int = len(self.stack.layers)
         own = getattr(self.model, "lm_head", None)
         self.tied = own is None
@@ -96,45 +97,3 @@ def trained(network: nn.Module) -> int:
     """Parameters that training changes."""
     flat: Any = tree_flatten(network.trainable_parameters())
     return sum(array.size for _, array in flat)
-
-
-_TOKENS = 8
-_TOLERANCE = 0.1
-"""Largest deviation, relative to the largest number: 8 bits and fp16 deviate by 0.01, a scale by far more."""
-
-
-def require_plain(target: Target) -> None:
-    """Raises InputError naming what differs: such a training would copy or imitate something else than the target."""
-    first, norm = target.stack.layers[0], target.stack.norm
-    calls: dict[int, mx.array] = {}
-
-    def see(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> Any:
-        calls[id(module)] = arguments[0]
-        return result
-
-    tokens = mx.arange(_TOKENS) * (target.vocabulary // _TOKENS)
-    with observing([first, norm], see):
-        logits = target.model(tokens[None], cache=make_prompt_cache(target.model))
-    if not {id(first), id(norm)} <= {*calls}:
-        raise _refused(target, "does not call its first layer or its final norm")
-    entering, before = calls[id(first)], calls[id(norm)]
-    # With a mean that is far from 0, by which a LayerNorm shows.
-    shifted = before + mx.abs(before).max()
-    if not _close(entering[0], target.embed(tokens)):
-        raise _refused(target, "changes its embedding in front of the first layer (a scale, or positions)")
-    if not _close(norm(shifted), mx.fast.rms_norm(shifted.astype(mx.float32), target.norm, target.norm_epsilon)):
-        raise _refused(target, "has a final norm that is no RMSNorm with its stored weight")
-    if not _close(logits, target.states(tokens).astype(mx.float32) @ target.head().T):
-        raise _refused(target, "changes its logits behind the head (a scale, a cap or a bias)")
-
-
-def _close(found: mx.array, expected: mx.array) -> bool:
-    found = found.astype(mx.float32)
-    if found.size != expected.size:
-        return False
-    deviation = mx.abs(found.reshape(expected.shape) - expected).max()
-    return float(deviation) <= _TOLERANCE * float(mx.abs(expected).max())
-
-
-def _refused(target: Target, what: str) -> InputError:
-    return InputError(f"{target.folder} {what}, which training can't imitate: choose a target of the Llama family.")
