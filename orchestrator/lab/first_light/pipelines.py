@@ -17,7 +17,7 @@ from orchestrator.lab.bench import strategies
 from orchestrator.lab.bench.plan import BenchModels, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.findings import Answer, Findings, Listener, Table
-from orchestrator.lab.first_light.stages import Asked, OnNotice, has_neural_engine
+from orchestrator.lab.first_light.stages import SECOND_PAIR, Asked, OnNotice, has_neural_engine
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.hardware import computes_on_gpu
@@ -50,8 +50,8 @@ def plan(**changes: Any) -> BenchPlan:
 
 def larger_plan(asked: Asked, **changes: Any) -> BenchPlan:
     """Of the second pair, which the first use downloads."""
-    pair = pairs()[asked.settings.second_pair]
-    asked.notice(f"{asked.settings.second_pair}: fetching what is not on the disk")
+    pair = pairs()[SECOND_PAIR]
+    asked.notice(f"{SECOND_PAIR}: fetching what is not on the disk")
     return plan(target=pair.target.id, draft=pair.draft.id, **changes)
 
 

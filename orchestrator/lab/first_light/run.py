@@ -12,6 +12,7 @@ from orchestrator.lab.first_light.report import LightReport, StageReport, Status
 from orchestrator.lab.first_light.stage_process import RanStage, run_stage
 from orchestrator.lab.first_light.stages import (
     QUESTIONS,
+    SECOND_PAIR,
     STAGES,
     LightSettings,
     Need,
@@ -49,8 +50,8 @@ def _lacking(need: Need, settings: LightSettings) -> str:
     if settings.short:
         return "the short form measures the demo pair alone"
     available = usable(machine_facts.memory_bytes(), machine_facts.gpu_working_set())
-    enough = fits(pairs()[settings.second_pair], on_processor=False, available=available)
-    return "" if enough else f"no memory for the pair {settings.second_pair}"
+    enough = fits(pairs()[SECOND_PAIR], on_processor=False, available=available)
+    return "" if enough else f"no memory for the pair {SECOND_PAIR}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,15 @@ Need: TypeAlias = Literal["GPU", "Neural Engine", "coremltools", "second pair", 
 """What a stage can't do without; you: it runs only if it is named."""
 
 
+SECOND_PAIR = "qwen2.5-3b"
+"""A recommended pair that is compared beside the default one."""
+
+
 class LightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change what a stage finds."""
 
     short: bool = False
     """The demo pair and few tokens: whether everything runs, not how fast."""
-    second_pair: str = "qwen2.5-3b"
-    """A recommended pair that is compared beside the default one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.sentences import say
 from orchestrator.lab.first_light.stages import StageScreen, stage_names
 from orchestrator.machine.conditions import conditions
-from orchestrator.machine.pairs.recommended_pairs import pairs
 
 if TYPE_CHECKING:
     from orchestrator.lab.first_light.report import LightReport, StageReport
@@ -39,14 +38,6 @@ _STAGES = click.Choice(stage_names())
 @click.option("--skip", multiple=True, type=_STAGES, metavar="STAGE", help="Not this stage.")
 @click.option("--minutes", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="At most, in all.")
 @click.option(
-    "--second-pair",
-    type=click.Choice([name for name, pair in pairs().items() if pair.draft.kind is None]),
-    default="qwen2.5-3b",
-    show_default=True,
-    metavar="NAME",
-    help="The larger pair, which is downloaded; see `launch-pipeline pairs`.",
-)
-@click.option(
     "--out",
     type=Destination(folder=True),
     help=f"Folder to write.  [default: {_FOLDER} here; a numbered one if that is of another run]",
@@ -58,7 +49,6 @@ def first_light(
     only: tuple[str, ...],
     skip: tuple[str, ...],
     minutes: float,
-    second_pair: str,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -81,7 +71,7 @@ def first_light(
     from orchestrator.lab.first_light.run import Choice, run
     from orchestrator.lab.first_light.stages import LightSettings
 
-    settings = LightSettings(short=short, second_pair=second_pair)
+    settings = LightSettings(short=short)
     wanted = [] if only else [name for name in stage_names() if name not in skip]
     began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     redactor = Redactor.of_this_machine(shipped_prompts())
