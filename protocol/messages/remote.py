@@ -127,8 +127,6 @@ class WorkerEntry(MessagePart, frozen=True, kw_only=True):
     status: WorkerStatus | Literal["gone"]
     round_trip: Seconds | None = None
     """The shortest of the last few; None if none was measured."""
-    clock_offset: Annotated[float, Meta(ge=-1e12, le=1e12)] | None = None
-    """Seconds by which the worker's clock is ahead of the orchestrator's, accurate to half the round trip."""
 
 
 class Workers(Message, frozen=True):

@@ -173,14 +173,11 @@ def _row(process: int, entry: WorkerEntry) -> dict[str, Any]:
 
 def workers_table(entries: Iterable[WorkerEntry]) -> Table:
     table = Table(box=None, padding=(0, 2))
-    for title in ("name", "role", "state", "model", "device", "round trip", "clock ahead by"):
+    for title in ("name", "role", "state", "model", "device", "round trip"):
         table.add_column(title)
     for entry in entries:
         away = "" if entry.round_trip is None else f"{entry.round_trip * 1000:.2f} ms"
-        ahead = ""
-        if entry.clock_offset is not None and entry.round_trip is not None:
-            ahead = f"{entry.clock_offset:.6f} s ± {entry.round_trip * 500:.2f} ms"
         name, device = model_name(entry.model), device_name(entry.device)
         model = f"{name} ({entry.engine})" if entry.engine else name
-        table.add_row(*map(Text, (entry.name, entry.role or "", entry.status, model, device, away, ahead)))
+        table.add_row(*map(Text, (entry.name, entry.role or "", entry.status, model, device, away)))
     return table

@@ -57,7 +57,7 @@ class RemoteWorker:
 
     def entry(self) -> WorkerEntry:
         """The worker in the owner's list."""
-        best, hello = self.probes.best, self.hello
+        hello = self.hello
         return WorkerEntry(
             name=self.name,
             role=self.role,
@@ -66,7 +66,6 @@ class RemoteWorker:
             device=hello.device if hello else "",
             status=self.status,
             round_trip=self.round_trip,
-            clock_offset=None if best is None else best.ahead * 1e-9,
         )
 
 

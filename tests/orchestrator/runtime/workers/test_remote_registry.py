@@ -115,11 +115,7 @@ def test_the_round_trip_is_the_shortest_of_the_last_probes():
         asked = all.ping(worker, 1_000_000_000)
         all.pong(worker, Pong(asked.sent, 7_000_000_000), 1_000_000_000 + trip)
 
-    entry = worker.entry()
-
-    assert entry.round_trip == pytest.approx(2e-3)
-    assert entry.clock_offset is not None
-    assert abs(entry.clock_offset - 5.999) < 1e-9
+    assert worker.entry().round_trip == pytest.approx(2e-3)
 
 
 def test_an_answer_to_no_question_of_ours_measures_nothing():
