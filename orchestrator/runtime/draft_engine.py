@@ -159,10 +159,7 @@ class ChosenDraftEngine(DraftEngine):
             self._auto.record_trial(choice, reason, rates)
 
     def tell(self, text: str, warning: bool = False) -> None:
-        if warning:
-            log.warning("%s Warnings of the selection: %s", text, self._selection.warnings)
-        else:
-            log.info("%s", text)
+        log.log(logging.WARNING if warning else logging.INFO, "%s", text)
         self._notices.send(Notice(text, "warning" if warning else "told"))
 
     def _engine_in(self, seat: Seat | None) -> EngineChoice | None:

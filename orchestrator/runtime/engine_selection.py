@@ -29,7 +29,7 @@ class EngineActions(Protocol):
         """Record the winner of a trial, so that the next start uses it at once."""
 
     def tell(self, text: str, warning: bool = False) -> None:
-        """Tell the user; a warning also counts."""
+        """Tell the user."""
 
 
 _Phase: TypeAlias = Literal["waiting", "preparing", "loading", "trying", "chosen", "both"]
@@ -41,8 +41,6 @@ class EngineSelection:
 
     def __init__(self, first: EngineChoice, now: float, actions: EngineActions) -> None:
         self._actions = actions
-        self.warnings = 0
-        """Failures of the Neural Engine that the user was told of."""
         self._phase: _Phase = "waiting" if first == "mlx" else "chosen"
         self._started: set[EngineChoice] = {first}
         """Engines whose worker runs or loads."""
@@ -79,7 +77,7 @@ class EngineSelection:
     def declined(self, reason: str) -> None:
         """The draft can't run on the Neural Engine."""
         self._phase = "chosen"
-        self._warn(f"The draft runs in MLX, not on the Neural Engine: {reason.rstrip('.')}.")
+        self._actions.tell(f"The draft runs in MLX, not on the Neural Engine: {reason.rstrip('.')}.", warning=True)
 
     def draft_up(self, engine: EngineChoice, incarnation: int, context: int) -> None:
         """A worker has loaded its model; it may be a later life of one that died."""
@@ -100,11 +98,12 @@ class EngineSelection:
             # There is nothing to compare any more.
             self._phase = "chosen" if self._phase == "trying" else self._phase
             if not self._started:
-                self._warn(f"The target decodes alone: the MLX draft {reason}")
+                self._actions.tell(f"The target decodes alone: the MLX draft {reason}", warning=True)
             return
         self._phase, self._late_at = "chosen", None
         self._start("mlx")
-        self._warn(f"The draft runs in MLX: on the Neural Engine its worker {reason.rstrip('.')}.")
+        text = f"The draft runs in MLX: on the Neural Engine its worker {reason.rstrip('.')}."
+        self._actions.tell(text, warning=True)
 
     def trial_decided(self, decided: TrialDecided) -> None:
         """Two drafts were compared; they may be others."""
@@ -136,7 +135,3 @@ class EngineSelection:
         if engine not in self._started:
             self._started.add(engine)
             self._actions.start_draft(engine)
-
-    def _warn(self, text: str) -> None:
-        self.warnings += 1
-        self._actions.tell(text, warning=True)

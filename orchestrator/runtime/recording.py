@@ -79,7 +79,6 @@ class Traced(msgspec.Struct, frozen=True):
     role: Role
     incarnation: int
     device: str
-    model: str
     ahead: int
     """Its clock minus the orchestrator's, in nanoseconds."""
     error: int | None
@@ -189,7 +188,7 @@ class Recording:
     def _worker(self, incarnation: int, hello: Hello) -> Traced:
         best = self._probes[incarnation].best
         if best is None:
-            return Traced(hello.role, incarnation, hello.device, hello.model, 0, None)
+            return Traced(hello.role, incarnation, hello.device, 0, None)
         # An offset within the error is taken for 0: workers on this machine have the same clock.
         ahead = best.ahead if abs(best.ahead) > best.error else 0
-        return Traced(hello.role, incarnation, hello.device, hello.model, ahead, best.error)
+        return Traced(hello.role, incarnation, hello.device, ahead, best.error)

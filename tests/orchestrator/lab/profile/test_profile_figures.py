@@ -101,8 +101,8 @@ RUN = TracedRun(
         TracedSpan(SpanKind.WAIT, 620, 680, 1, 2),
     ),
     lives=(
-        WorkerLife(Traced("target", TARGET, "gpu", "", 0, 3), TARGET_SPANS),
-        WorkerLife(Traced("draft", DRAFT, "ane", "", 0, 5), DRAFT_SPANS),
+        WorkerLife(Traced("target", TARGET, "gpu", 0, 3), TARGET_SPANS),
+        WorkerLife(Traced("draft", DRAFT, "ane", 0, 5), DRAFT_SPANS),
     ),
     seen=SEEN,
 )
