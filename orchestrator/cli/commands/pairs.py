@@ -30,7 +30,6 @@ from orchestrator.machine.pairs.recommended_pairs import (
     memory,
     pairs,
     published,
-    tokenizers,
 )
 
 _GIB = 1 << 30
@@ -70,13 +69,12 @@ def pairs_command(pair: str | None, as_json: bool) -> None:
         return
     rows = _one_a_target(rows)
     fitting = {name: facts for name, facts in rows.items() if facts["fits"]}
-    table, same = _table(fitting or rows, physical)
     kind = ", as float32 on a processor" if on_processor else ""
     say(f"For this machine. Sizes are estimated{kind}.")
-    print_whole(table)
+    print_whole(_table(fitting or rows, physical))
     default = f"Without --pair: {first_pair(tools=False) or default_pair_state()}."
     others = "All drafts of a target: `launch-pipeline pairs --pair NAME`."
-    for words in (same, _too_big(rows) if fitting else "", others, default):
+    for words in (_too_big(rows) if fitting else "", others, default):
         say(words) if words else None
     if local := local_models():
         click.echo("\nAlready on this disk; a GGUF file is converted when it is first used:")
@@ -119,7 +117,6 @@ def _stated_size(draft: Model) -> str:
 
 
 def _facts(pair: Pair, on_processor: bool, available: int) -> dict[str, Any]:
-    match, checked = tokenizers(pair)
     return {
         "target": pair.target.id,
         "draft": pair.draft.id,
@@ -131,8 +128,6 @@ def _facts(pair: Pair, on_processor: bool, available: int) -> dict[str, Any]:
         "bytes_with_core_ml": round(memory(pair, on_processor, core_ml=True)),
         "fits_with_core_ml": fits(pair, on_processor, available, core_ml=True),
         "kept_tokens": kept_tokens(pair, on_processor, available),
-        "tokenizers_match": match,
-        "tokenizers_checked": checked,
     }
 
 
@@ -157,10 +152,8 @@ def _too_big(rows: dict[str, dict[str, Any]]) -> str:
     return f"Too big for this machine: {', '.join(sizes)}." if sizes else ""
 
 
-def _table(rows: dict[str, dict[str, Any]], physical: int) -> tuple[Table, str]:
-    """The table, and what would be the same in every row."""
-    titles = ("name", "target", "draft", "drafts", f"memory (of {physical / _GIB:.0f} GiB)", "tokenizers")
-    cells: list[tuple[str, ...]] = []
+def _table(rows: dict[str, dict[str, Any]], physical: int) -> Table:
+    table = Table("name", "target", "draft", "drafts", f"memory (of {physical / _GIB:.0f} GiB)")
     for name, facts in rows.items():
         size = f"{facts['bytes'] / _GIB:.1f} GiB, {'fits' if facts['fits'] else '[red]too big[/]'}"
         if neural_engine() is not None:
@@ -168,16 +161,8 @@ def _table(rows: dict[str, dict[str, Any]], physical: int) -> tuple[Table, str]:
             size += f" (with Core ML {facts['bytes_with_core_ml'] / _GIB:.1f}, {fit})"
         if facts["kept_tokens"] is not None:
             size += f", keeps {about(facts['kept_tokens'])} tokens"
-        match = "match" if facts["tokenizers_match"] else "[red]differ[/]"
-        how = "checked" if facts["tokenizers_checked"] else "by family"
         target, draft = (facts[role].removeprefix("mlx-community/") for role in ("target", "draft"))
         if facts["drafter"] is not None:
             draft += f" ({facts['drafter']})"
-        cells.append((name, target, draft, str(facts["drafts"]), size, f"{match}, {how}"))
-    columns = list(zip(titles, zip(*cells, strict=True), strict=True))
-    told = [(title, values) for title, values in columns if len(set(values)) > 1]
-    table = Table(*(title for title, _ in told))
-    for row in zip(*(values for _, values in told), strict=True):
-        table.add_row(*row)
-    same = [f"{title}: {values[0]}" for title, values in columns if len(set(values)) == 1 and values[0]]
-    return table, f"In every row: {'; '.join(same)}." if same else ""
+        table.add_row(name, target, draft, str(facts["drafts"]), size)
+    return table

@@ -23,7 +23,6 @@ from orchestrator.machine.memory.kv_plan import kv_plan
 from protocol.contracts.coreml import Choices
 from protocol.contracts.drafters.description import DrafterKind
 from protocol.contracts.model_folder import ModelFolder
-from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 
 PROCESSOR_BITS = 32
@@ -39,8 +38,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kv: tuple[int, ...] = ()
     """As of `KvSizes`: elements of a token in layers that see every token, in layers with a window, its tokens, and
     bytes of a state. Empty: not known without its config.json."""
-    tokenizer: str = ""
-    """Family; models of one divide text alike. A trained drafter has its target's."""
     kind: DrafterKind | None = None
     """Of a trained drafter, which was made for its pair's target. The fields below are those of one."""
     format: str = ""
@@ -237,17 +234,3 @@ def _weights(pair: Pair, on_processor: bool, core_ml: bool) -> float:
     converts = core_ml and pair.draft.kind is None
     package = pair.draft.parameters * 1e9 * _FP16_BYTES * len(Choices().widths) if converts else 0.0
     return pair.target.weights(on_processor) + pair.draft.weights(on_processor) + package
-
-
-def tokenizers(pair: Pair) -> tuple[bool, bool]:
-    """Whether the tokenizers match, and whether both models' files were compared (else the listed names are).
-
-    A trained drafter has its target's tokenizer, and no file of its own to compare.
-    """
-    if pair.draft.kind is not None:
-        return True, False
-    folders = cached(pair.target.id), cached(pair.draft.id)
-    if None in folders:
-        return pair.target.tokenizer == pair.draft.tokenizer, False
-    target, draft = (vocabulary_fingerprint(folder) for folder in folders if folder is not None)
-    return target == draft, True
