@@ -1,25 +1,16 @@
 """A profile's findings and files: tables, a Perfetto trace, the figures as JSON."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from orchestrator.lab.findings import Cell, Column, Field, Findings, Table, tabulated
-from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile, grown_by
+from orchestrator.lab.profile.figures import ProfileFigures, RequestProfile
 from orchestrator.lab.profile.measure import MeasuredRun
-from orchestrator.lab.profile.overlap import (
-    WIDEST,
-    Interval,
-    edges,
-    rounds,
-    traced_requests,
-    work,
-)
+from orchestrator.lab.profile.overlap import WIDEST, work
 from orchestrator.lab.profile.run import TracedRun, TracedSpan
 from protocol.errors import InputError
 from protocol.shown_names import device_name
@@ -156,34 +147,11 @@ _SEQUENCE = 1
 def perfetto_trace(run: TracedRun) -> bytes:
     """The file's content. Nanoseconds from the first span on."""
     trace = _Trace(run)
-    flows = _flows(run)
     for life in run.lives:
-        trace.track(f"{life.worker.role} ({device_name(life.worker.device)})", life.spans, flows)
+        trace.track(f"{life.worker.role} ({device_name(life.worker.device)})", life.spans)
     for kind, name in _OWN_TRACKS:
-        trace.track(name, work(run.orchestrator, (kind,)), flows)
+        trace.track(name, work(run.orchestrator, (kind,)))
     return trace.builder.serialize()
-
-
-class _Flows(NamedTuple):
-    """Numbers of the arrows that leave or reach a span, by the span's edges."""
-
-    leaving: dict[Interval, list[int]]
-    reaching: dict[Interval, list[int]]
-
-
-def _flows(run: TracedRun) -> _Flows:
-    """From each growth step to the verifications whose verdict accepted a token of it."""
-    flows, numbers = _Flows({}, {}), count(1)
-    grown = {step: edge for edge, step in grown_by(run).items()}
-    for request in traced_requests(run):
-        verified = {span.round: edges(span) for span in work(request.target, (SpanKind.VERIFY,))}
-        for each in rounds(request.seen):
-            for step in sorted(each.accepted_from & grown.keys()):
-                if each.round in verified:
-                    number = next(numbers)
-                    flows.leaving.setdefault(grown[step], []).append(number)
-                    flows.reaching.setdefault(verified[each.round], []).append(number)
-    return flows
 
 
 class _Trace:
@@ -195,7 +163,7 @@ class _Trace:
         self._zero = min((span.begin for span in spans), default=0)
         self._tracks = 0
 
-    def track(self, name: str, spans: Iterable[TracedSpan], flows: _Flows) -> None:
+    def track(self, name: str, spans: Iterable[TracedSpan]) -> None:
         self._tracks += 1
         descriptor = self._packet().track_descriptor
         descriptor.uuid = self._tracks
@@ -203,7 +171,7 @@ class _Trace:
         for at, begins, span in _edges_in_order(spans):
             event = self._event(at)
             if begins:
-                _describe(event, span, flows)
+                _describe(event, span)
 
     def _event(self, at: int) -> TrackEvent:
         packet = self._packet()
@@ -218,12 +186,10 @@ class _Trace:
         return packet
 
 
-def _describe(event: TrackEvent, span: TracedSpan, flows: _Flows) -> None:
+def _describe(event: TrackEvent, span: TracedSpan) -> None:
     event.type = TrackEvent.TYPE_SLICE_BEGIN
     event.name = f"{span.kind.name.lower()} {span.tokens or ''}".strip()
     event.categories.append(span.kind.name.lower())
-    event.flow_ids.extend(flows.leaving.get(edges(span), ()))
-    event.terminating_flow_ids.extend(flows.reaching.get(edges(span), ()))
     for name, value in (("sequence", span.sequence), ("round", span.round), ("tokens", span.tokens)):
         annotation = event.debug_annotations.add()
         annotation.name = name

@@ -69,18 +69,6 @@ def test_a_perfetto_trace_closes_every_slice_in_the_order_of_time(folder: Path):
     assert set(open_by_track.values()) == {0}
 
 
-def test_every_arrow_leads_from_growth_to_a_verdict(folder: Path):
-    events = [packet.track_event for packet in trace_of(folder).packet]
-    begins = [event for event in events if event.type == TrackEvent.TYPE_SLICE_BEGIN]
-    leaving = [(flow, event.name) for event in begins for flow in event.flow_ids]
-    reaching = [(flow, event.name) for event in begins for flow in event.terminating_flow_ids]
-
-    assert leaving
-    assert sorted(flow for flow, _ in leaving) == sorted(flow for flow, _ in reaching)
-    assert all(name.startswith("grow") for _, name in leaving)
-    assert all(name.startswith("verify") for _, name in reaching)
-
-
 @pytest.mark.thorough
 def test_the_target_alone_has_a_profile_too(tmp_path: Path):
     command = ["profile", PROMPT, "--draft-engine", "none", "--temperature", "0", "--max-tokens", "8", "--json"]
