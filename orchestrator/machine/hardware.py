@@ -3,7 +3,6 @@
 import functools
 import math
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -153,11 +152,6 @@ def narrow_memory() -> int:
     memory, where they can be read."""
     blas = fast_blas() if computes_on_processor() else None
     return memory_bytes() // 8 if blas is not None and blas.reads_16_bits else 0
-
-
-def has_compiler() -> bool:
-    """Whether MLX can fuse kernels on a Linux processor: it calls g++ at run time."""
-    return shutil.which("g++") is not None
 
 
 def memory_bytes() -> int:

@@ -167,11 +167,6 @@ def openblas(blas: Blas | None, times: ForwardTimes | None) -> Check:
     return Check("OpenBLAS", "ok", f"{blas}; {speed}")
 
 
-def compiler(found: bool) -> Check:
-    text = "g++, for MLX's fused kernels" if found else "no g++: MLX runs its kernels unfused, with the same results"
-    return Check("compiler", "ok", text)
-
-
 def cores() -> Check:
     usable = machine_facts.usable_cores()
     about = f"{len(usable)} of {machine_facts.chip()}"
@@ -307,7 +302,7 @@ def _linux_processor() -> list[Check]:
     if not machine_facts.computes_on_processor():
         return []
     times = forward_times(machine_facts.worker_environment("target", ()))
-    return [openblas(fast_blas(), times), compiler(machine_facts.has_compiler())]
+    return [openblas(fast_blas(), times)]
 
 
 def _unmet(lines: Iterable[str]) -> Iterator[str]:

@@ -152,7 +152,6 @@ def _in_groups(groups: str, limits: dict[str, str], folder: Path, monkeypatch: p
         (doctor.mlx(MlxDevice("0.32", "gpu", "Apple M4")), "ok", None),
         (doctor.openblas(_BLAS, ForwardTimes(0.01, 0.012)), "ok", None),
         (doctor.openblas(_BLAS, None), "ok", None),
-        (doctor.compiler(False), "ok", None),
         (doctor.memory(16 << 30), "ok", None),
         (doctor.shared_memory(None), "ok", None),
         (doctor.shared_memory(1 << 30), "ok", None),
