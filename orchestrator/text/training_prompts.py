@@ -1,4 +1,4 @@
-"""Prompts for a target that is to answer them, from a user's files: conversations by lines of JSON, or plain text.
+"""Prompts for a target that is to answer them, from a user's files: conversations by lines of JSON.
 
 Knows no model but its tokenizer and chat template.
 """
@@ -17,10 +17,6 @@ from protocol.contracts.training import LONGEST_PROMPT
 from protocol.errors import InputError
 from protocol.security.private_files import open_private
 
-_CONVERSATIONS = (".jsonl", ".ndjson", ".json")
-"""Suffixes of files that are never plain text."""
-_TEXT_PROMPT = 128
-"""Tokens of plain text that the target continues."""
 _ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for an answer in a conversation, to find where the turn behind it begins."""
 
@@ -48,7 +44,7 @@ class _Line(msgspec.Struct):
 def write_prompts(files: Iterable[Path], target: Path, out: Path) -> WrittenPrompts:
     """Write the prompts of all files as tokens, a JSON list a line.
 
-    Raises InputError naming the file, and in a file of conversations the line.
+    Raises InputError naming the file and the line.
     """
     codec = TextCodec(target)
     template = ChatTemplate(target, codec)
@@ -65,25 +61,9 @@ def write_prompts(files: Iterable[Path], target: Path, out: Path) -> WrittenProm
 
 
 def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[Prompt]:
-    content = _content(file)
-    if not _holds_conversations(file, content):
-        tokens = codec.encode(content.decode(errors="replace"))
-        for begin in range(0, len(tokens) - _TEXT_PROMPT // 2, _TEXT_PROMPT):
-            yield [tokens[begin : begin + _TEXT_PROMPT]]
-        return
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(_content(file).splitlines(), start=1):
         if line.strip():
             yield _conversation(file, number, line, codec, template)
-
-
-def _holds_conversations(file: Path, content: bytes) -> bool:
-    """By its name, or by its first line."""
-    first = next((line for line in content.splitlines() if line.strip()), b"")
-    try:
-        line = msgspec.json.decode(first, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        line = _Line()
-    return file.suffix.lower() in _CONVERSATIONS or bool(line.turns) or line.prompt is not None
 
 
 def _conversation(file: Path, number: int, line: bytes, codec: TextCodec, template: ChatTemplate) -> Prompt:

@@ -68,7 +68,7 @@ _LINE_SECONDS = 10.0
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Prompts: JSON lines with `turns` or a `prompt`, or plain text. Repeatable.",
+    help="Prompts: JSON lines with `turns` or a `prompt`. Repeatable.",
 )
 @click.option("--out", required=True, metavar="DIR", type=Destination(folder=True), help="Folder of the drafter.")
 @click.option(

@@ -48,37 +48,6 @@ def test_turns_have_the_target_s_template_around_the_answers_to_come(target: Pat
     assert len(second) == 1
 
 
-def test_plain_text_becomes_prompts_of_128_tokens(target: Path):
-    file = _file(target, "notes.txt", "abc " * 200)
-
-    found = _written(target, file)
-
-    tokens = TextCodec(target).encode("abc " * 200)
-    assert [turn for turns in found for turn in turns] == [
-        tokens[begin : begin + 128] for begin in range(0, len(tokens) - 64, 128)
-    ]
-
-
-@pytest.mark.parametrize("name", ["chats", "chats.txt", "chats.JSONL", "chats.ndjson", "chats.json"])
-def test_lines_of_conversations_are_read_whatever_the_file_s_name(target: Path, name: str):
-    text = '\n{"turns": ["ab"]}\n{"prompt": "cd"}\n'
-
-    found = _written(target, _file(target, name, text))
-
-    assert found == _written(target, _file(target, "chats.jsonl", text))
-    assert len(found) == 2
-
-
-@pytest.mark.parametrize("name", ["chats.ndjson", "chats.json", "chats.Jsonl"])
-def test_json_without_conversations_is_no_plain_text(target: Path, name: str):
-    with pytest.raises(InputError, match=r"line 1: .*one object a line"):
-        _written(target, _file(target, name, '[\n{"turns": ["ab"]}\n]' * 100))
-
-
-def test_a_program_that_begins_with_a_brace_is_plain_text(target: Path):
-    assert _written(target, _file(target, "rules.txt", '{"id": 3}\n' + "abc " * 200))
-
-
 def test_prompts_that_are_too_long_are_counted(target: Path):
     file = _file(target, "chats.jsonl", json.dumps({"prompt": "abc " * 300}) + '\n{"prompt": "ab"}\n')
 
@@ -98,7 +67,11 @@ def test_answers_end_where_the_target_s_own_do(target: Path):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("no json", "line 1"), ('{"turns": []}', "line 1"), ('{"turns": ["a"]}\n{"id": 3}', "line 2 has neither")],
+    [
+        ("no json", "line 1: .*one object a line"),
+        ('{"turns": []}', "line 1"),
+        ('{"turns": ["a"]}\n{"id": 3}', "line 2 has neither"),
+    ],
 )
 def test_a_wrong_line_is_named(target: Path, text: str, words: str):
     with pytest.raises(InputError, match=words):
