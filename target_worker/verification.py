@@ -153,8 +153,8 @@ UNKNOWN = -1
 
 
 def pick(logits: mx.array, positions: Sequence[int], sampling: Sampling, noise: Noise, *, begun: bool) -> mx.array:
-    """(L,) the token sampled from each row at the absolute position behind it, on a GPU not yet computed. `begun`: a row
-    of NaN gives `UNKNOWN`, see `LogitsProcessors.begin`."""
+    """(L,) the token sampled from each row at the absolute position behind it, on a GPU not yet computed. `begun`: a
+    row of NaN gives `UNKNOWN`, see `LogitsProcessors.begin`."""
     if not begun:
         return sampled(logits, positions, sampling, noise)
     found = scores(logits, positions, sampling, noise)
