@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from orchestrator.machine import checkpoints
 from orchestrator.machine.drafts import draft_choice
 from protocol.kv.segments import unlink_segment
 from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
+from tests.support.kernel_header import shared_header
 from tests.support.paths import DEMO_TARGET
 
 HALF = (mx.float16, mx.bfloat16)
@@ -69,6 +71,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def _is_quick(file: Path) -> bool:
     return file.relative_to(Path(__file__).parent).as_posix().startswith(_QUICK)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of a run with several processes, in the one that starts them."""
+    if sys.platform == "linux" and getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        header = ExitStack()
+        header.enter_context(shared_header())
+        config.add_cleanup(header.close)
 
 
 @pytest.fixture(autouse=True)

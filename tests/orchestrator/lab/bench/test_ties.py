@@ -37,6 +37,7 @@ def test_a_bench_whose_adaptive_differs_in_two_of_three_texts(
     measured = [*right, *wrong, measurement("adaptive", 1.0, 2)], NAMES
     monkeypatch.setattr(strategies, "requests_of", lambda *_: requests)
     monkeypatch.setattr(strategies, "run", lambda *_: measured)
+    monkeypatch.setattr(strategies, "starts", lambda *_: {})
     monkeypatch.setattr(strategies, "computes_on_gpu", lambda: gpu)
     monkeypatch.setattr(strategies, "gaps", lambda *_: list(told))
     findings = strategies.measure(bench_plan(target=str(DEMO_TARGET), temperature=(0.0,)), [], Listener())
