@@ -101,7 +101,7 @@ def half(monkeypatch: pytest.MonkeyPatch) -> None:
     let_experts_run_in_half(monkeypatch)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("name", "kind", "of_target", "packed", "wide"),
     [pytest.param(*case.values, *(("", ""), ())[len(case.values) - 3 :], id=case.id) for case in CASES],
@@ -132,7 +132,7 @@ def test_outputs_logits_kv_and_inputs_have_the_weights_type(
     assert {element for _, element in seen} == {kind}
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("kind", "rounding"), [(F32, 1e-4), (FP16, 0.05), (BF16, 0.05)])
 @pytest.mark.parametrize("name", TRAINED)
 def test_trees_alone_and_together_give_what_their_paths_give(

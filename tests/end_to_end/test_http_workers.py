@@ -39,7 +39,8 @@ def test_a_worker_of_another_machine_joins_a_server(
             until(lambda: server.health() == "ok", SECONDS)
         told = server.client.post(INVITATION, json={}).json()
         assert server.client.post(INVITATION, json={}, headers={"authorization": "Bearer no"}).status_code == 401
-        with machine(tmp_path / "guest", role, told["line"], *engine, "--name", "mac"):
+        with machine(tmp_path / "guest", role, told["line"], *engine, "--name", "mac") as guest:
+            guest.worker()
             until(lambda: server.health() == "ok", SECONDS)
             until(lambda: "mac" in [each["name"] for each in json.loads(run("workers", "list", "--json")[1])], SECONDS)
             assert said(server) == reference(PROMPT, PARAMS).text

@@ -214,7 +214,6 @@ class Case(NamedTuple):
 SD, SSD, NO_LOOKUP = {"strategy": "sd"}, {"strategy": "ssd"}, {"lookup": "off"}
 FOUR_BITS = {"kv_bits": 4}
 GATE = {
-    "P-EAGLE": Case("P-EAGLE", seen=Run.fed, target="published", prompt=IDS),
     "DFlash2, never right": Case(
         "DFlash2", SD, lambda run: run.fed() and run.told_of_no_use(), target="published", prompt=IDS
     ),
@@ -222,7 +221,6 @@ GATE = {
     "a draft that forges messages": Case("forger"),
     "a draft in disorder": Case("disorder"),
     "Core ML": Case("Core ML", seen=Run.drafted),
-    "a killed target": Case(seen=Run.told_of_restart, fault=Fault("target_worker", killed)),
     "forwards that fail for trees and chains": Case(
         seen=lambda run: run.fell("plain"), fault=Fault("target_worker", code=fails_at("tree", "chain"))
     ),
@@ -235,8 +233,9 @@ THOROUGH = {
     **{f"a draft that is {mode}": Case(mode) for mode in MODES if mode not in ("forger", "disorder")},
     **{
         name: Case(name, seen=Run.fed, target="with MTP" if name == "MTP" else "published", prompt=IDS)
-        for name in ("EAGLE-3", "DSpark", "MTP")
+        for name in ("P-EAGLE", "EAGLE-3", "DSpark", "MTP")
     },
+    "a killed target": Case(seen=Run.told_of_restart, fault=Fault("target_worker", killed)),
     "turns that a silent draft does not take": Case("silent", SD),
     "turns that a slow draft takes too late": Case("slow", SD),
     "neural guesses": Case(options=SSD | {"fallback": "neural"}, seen=Run.drafted),

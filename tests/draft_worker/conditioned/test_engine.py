@@ -146,7 +146,7 @@ class Simulated:
         return self._reference.logits(row)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_any_interleaving_equals_the_reference(engine: ConditionedEngine, folder: Path, seed: int):
     chance = random.Random(seed)

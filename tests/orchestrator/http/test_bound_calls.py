@@ -112,7 +112,7 @@ def spelt(syntax: Syntax, said: Any) -> str:
             return written[:-1] if behind is None else written + behind
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_calls_are_of_offered_functions_with_arguments_of_their_schemas(answering: Model):
     syntax = answering.syntax
     for name, (asked, allowed, refused) in FORMS.items():
@@ -172,7 +172,7 @@ FLAT = ("tags", "place")
 """What function_gemma's calls can't have."""
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(3))
 def test_arguments_are_held_to_their_types_and_read_as_them(answering: Model, seed: int):
     source = random.Random(seed)

@@ -419,7 +419,7 @@ def converted(place: Path, file: Path | None = None) -> Any:
     return model
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_gives_the_tokens_of_its_model(tmp_path: Path, name: str):
     model = written(tmp_path / "model.gguf", name)
