@@ -28,7 +28,7 @@ def shared_header() -> Iterator[None]:
     with TemporaryDirectory(prefix="lp-header-") as name:
         folder = Path(name)
         (program := folder / "bin" / "g++").parent.mkdir()
-        program.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} -I {name} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} -I {shlex.quote(name)} "$@"\n')
         program.chmod(0o700)
         os.environ["PATH"] = os.pathsep.join((str(program.parent), os.environ["PATH"]))
         (parsed := folder / f"{_HEADER}.gch").parent.mkdir(parents=True)
@@ -36,6 +36,6 @@ def shared_header() -> Iterator[None]:
         options = [*_OPTIONS, *([f"-march={level}", "-ffp-contract=off"] if level else []), "-I", str(include)]
         parse = [compiler, *options, "-x", "c++-header", str(include / _HEADER), "-o", f"{parsed}.new"]
         # At once, since kernels are compiled meanwhile.
-        line = f"{shlex.join(parse)} && mv {parsed}.new {parsed}"
+        line = f"{shlex.join(parse)} && {shlex.join(['mv', f'{parsed}.new', str(parsed)])}"
         with subprocess.Popen(["/bin/sh", "-c", line], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
             yield
