@@ -694,7 +694,8 @@ class Estimates:
     next_response: Mean = field(default_factory=Mean)
     """The same for the steps behind it."""
     asked: tuple[Asked, Asked] = field(default_factory=lambda: (Asked(), Asked()))
-    """Where prompt lookup had no guess worth a verification, and where it had one. In the first, its guesses behind
+    """Below roots for which the draft had no guess: where prompt lookup had none worth a verification, and where it had
+    one. In the first, its guesses behind
     the draft's don't count: they would have come in the next round. Each of the draft's saves a plain round."""
     usual: Rate = field(default_factory=lambda: Rate(TUNING.usual_rounds))
     """Of the last rounds of lone requests."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from itertools import islice, pairwise, repeat
+from itertools import accumulate, islice, pairwise, repeat
 from typing import NamedTuple
 
 from orchestrator.core.estimates import Estimates
@@ -42,20 +42,26 @@ class Adaptive:
         estimates, lookup = requests[0].speculation.estimates, self._options.lookup == "on"
         most = int(min(self._options.max_verify, estimates.target.reach - 1))
         guesses = [candidates(request, most, lookup, len(requests)) for request in requests]
-        gains = [each.gains for each in guesses]
-        in_turns = requests[0].speculation.in_turns
+        in_turns, begins = requests[0].speculation.in_turns, not requests[0].speculation.steps
         usual = estimates.usual_rate if in_turns and len(requests) == 1 else None
         # The draft's forward behind a block has passed, and is in no rate of what is left of the round.
-        by_surplus = usual if estimates.block > 1 and requests[0].speculation.steps else None
-        counts, best = best_counts(gains, estimates.target, estimates.hop.get(0.0), by_surplus)
+        by_surplus = usual if estimates.block > 1 and not begins else None
+        costs = estimates.target, estimates.hop.get(0.0), by_surplus
+        gains = [each.gains for each in guesses]
+        counts, best = best_counts(gains, *costs)
         usual = best.rate if usual is None else usual
         owed = [self._owed_growth(request, each, now) for request, each in zip(requests, guesses, strict=True)]
+        if in_turns and not begins:
+            # What lookup adds behind a chain it mostly adds behind a longer one too: further steps are judged without.
+            gains = [each.drafted for each in guesses]
+            best = best_counts(gains, *costs)[1]
         wait = self._wait(requests, gains, owed, best, usual, now)
         # The first step below a root shows what steps give there, and is worth a small part of all time.
-        begins = in_turns and not requests[0].speculation.steps
-        round_worth = TUNING.explored * usual * estimates.target(1) if begins else 0.0
+        round_worth = TUNING.explored * usual * estimates.target(1) if in_turns and begins else 0.0
         if wait is not None and wait.gain + round_worth * estimates.unasked > 0:
-            return [WaitUntil(wait.until, growth and growth.steps, best) for growth in owed]
+            # Asking brings less where the draft has guesses already, so it is measured where it has none.
+            instead = None if requests[0].speculation.tree.root.children else best
+            return [WaitUntil(wait.until, growth and growth.steps, instead) for growth in owed]
         soon = wait is not None and wait.gain + round_worth * (estimates.unasked + 1) > 0
         goes_on = not any(counts) and not soon and all(one.plain_rounds >= TUNING.plain_rounds for one in requests)
         return [VerifyNodes(each.nodes(count), goes_on=goes_on) for each, count in zip(guesses, counts, strict=True)]
@@ -85,8 +91,8 @@ class Adaptive:
         usual: float,
         now: float,
     ) -> "_Wait | None":
-        """What waiting for the next growth is expected to bring beside verifying the `best` count at once; None if
-        there is no growth to wait for.
+        """What waiting for the next growth is expected to bring beside verifying the `best` count of the nodes with
+        these `gains` at once; None if there is no growth to wait for.
 
         Both are compared by their surplus at the `usual` rate. One growth step serves several trees: growth that is due
         within half a step of the first is awaited together. Where the draft takes turns, a step may pay only with those
@@ -100,8 +106,8 @@ class Adaptive:
         first = max(now, min(growth.due for growth in growths))
         awaited = [growth for growth in growths if growth.due <= first + 0.5 * estimates.step.get(0.0)]
         until = max(growth.give_up for growth in awaited)
-        asked = estimates.asked[best.nodes > 0]
-        if in_turns and asked.known and len(requests) == 1 and not requests[0].speculation.steps:
+        asked, nothing = estimates.asked[best.nodes > 0], not requests[0].speculation.tree.root.children
+        if in_turns and asked.known and len(requests) == 1 and nothing and not requests[0].speculation.steps:
             return _Wait(until, asked.surplus(usual if best.nodes else estimates.plain_rate))
         shares, width = estimates.ranks.shares(self._options.draft_fan), growth_width(self._options, estimates)
         pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
@@ -208,12 +214,14 @@ class TreeCandidates:
     open: list[float]
     """Path probabilities of the nodes that the draft's next growth step may give children, falling; that of the root if
     the draft has grown nothing."""
+    drafted: list[float]
+    """`gains` of the draft's guesses alone."""
 
     def __init__(self, request: Request, limit: int, lookup: bool) -> None:
         self._limit = limit
         self._nodes = drafted = _most_probable(request, limit)
-        self.gains = self._drafted = request.speculation.tree.path_probabilities(drafted)
-        leaves = [path for node, path in zip(drafted, self._drafted, strict=True) if not node.children]
+        self.gains = self.drafted = request.speculation.tree.path_probabilities(drafted)
+        leaves = [path for node, path in zip(drafted, self.drafted, strict=True) if not node.children]
         self.open = leaves if request.speculation.tree.root.children else [1.0]
         if lookup and (guesses := self._guesses(request)):
             self._nodes = list(merge(drafted, guesses, key=lambda node: -node.log_path))[:limit]
@@ -226,7 +234,7 @@ class TreeCandidates:
     def gains_after_growth(self, width: int, shares: Sequence[float]) -> Iterator[list[float]]:
         """`gains` of the draft's guesses after 1, 2, ... steps, each of which gives the `width` most probable open
         nodes children that are accepted with the probabilities `shares`."""
-        found, open = self._drafted, self.open
+        found, open = self.drafted, self.open
         while True:
             found = with_growth(found, open[:width], shares)[: self._limit]
             yield found
@@ -255,7 +263,7 @@ class PathCandidates:
         self._limit = limit
         self._paths = _BestPaths(root, limit)
         self._paths.add(drafted, probabilities)
-        self._drafted = self._paths.totals
+        self.drafted = _differences(self._paths.totals)
         if lookup:
             for leaf in dict.fromkeys((root, self._paths.end)):
                 guesses = request.guesses_behind(leaf)
@@ -266,7 +274,7 @@ class PathCandidates:
         return self._paths.nodes(count)
 
     def gains_after_growth(self, width: int, shares: Sequence[float]) -> Iterator[list[float]]:
-        totals = list(self._drafted)
+        totals = list(accumulate(self.drafted, initial=0.0))
         ends = [(path, *self._paths.reached.get(node, (self._limit, 0.0))) for node, path in self._open[:width]]
         while True:
             ends = [
