@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from orchestrator.core.expected_rate import Expected
 from orchestrator.core.tuning import TUNING, Terms
@@ -468,6 +468,17 @@ class TurnTaking:
                 tries.begin()
 
 
+GuessedBy = Literal["nobody", "lookup", "draft"]
+"""Who had a guess worth a verification below a root: behind an answer of the draft it may still have some."""
+
+
+class Instead(NamedTuple):
+    """What a round could have verified at once in place of asking a draft in turns."""
+
+    guessed_by: GuessedBy
+    expected: Expected
+
+
 @dataclass(slots=True)
 class Asked:
     """What the rounds in which a draft in turns was asked brought beside what verifying at once was expected to give:
@@ -693,10 +704,9 @@ class Estimates:
     it reads what was accepted, and follows a forward of the target."""
     next_response: Mean = field(default_factory=Mean)
     """The same for the steps behind it."""
-    asked: tuple[Asked, Asked] = field(default_factory=lambda: (Asked(), Asked()))
-    """Below roots for which the draft had no guess: where prompt lookup had none worth a verification, and where it had
-    one. In the first, its guesses behind
-    the draft's don't count: they would have come in the next round. Each of the draft's saves a plain round."""
+    asked: dict[GuessedBy, Asked] = field(default_factory=lambda: {by: Asked() for by in get_args(GuessedBy)})
+    """Where nobody had a guess, those of prompt lookup behind the draft's don't count: they would have come in the next
+    round. Each of the draft's saves a plain round."""
     usual: Rate = field(default_factory=lambda: Rate(TUNING.usual_rounds))
     """Of the last rounds of lone requests."""
     unasked: int = 0
@@ -735,8 +745,8 @@ class Estimates:
     def saved_by_asking(self) -> float | None:
         """Seconds that asking a draft in turns saves in a round, as measured; None until it is. A prompt that is read
         in vain costs more than a question, so it is believed less."""
-        rates = self.plain_rate, self.usual_rate
-        known = [each.surplus(rate, 0.25) / rate for each, rate in zip(self.asked, rates, strict=True) if each.known]
+        rates = {"nobody": self.plain_rate, "lookup": self.usual_rate, "draft": self.usual_rate}
+        known = [each.surplus(rates[by], 0.25) / rates[by] for by, each in self.asked.items() if each.known]
         return max(0.0, *known) if known else None
 
     @property

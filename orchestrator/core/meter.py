@@ -128,9 +128,9 @@ class Meter:
             estimates.hop.observe(round.overhead)
         estimates.usual.add(round.tokens, round.seconds)
         if request.instead is not None and undisturbed:
-            guessed = request.instead.nodes > 0
-            brought = 1 + (len(verdict.path) if guessed else request.drafted(verdict.path))
-            estimates.asked[guessed].observe(brought, round.seconds, request.instead)
+            guessed_by, expected = request.instead
+            brought = 1 + (request.drafted(verdict.path) if guessed_by == "nobody" else len(verdict.path))
+            estimates.asked[guessed_by].observe(brought, round.seconds, expected)
 
     def compare(self, speculation: Speculation, chosen: Sequence[int], last: bool = False) -> Comparison:
         """Compare a draft's guesses with the tokens that the target chose below the root, before the root moves."""

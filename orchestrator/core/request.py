@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from orchestrator.core.estimates import Estimates, MeasuredRound
+from orchestrator.core.estimates import Estimates, Instead, MeasuredRound
 from orchestrator.core.events import Task
-from orchestrator.core.expected_rate import Expected, best_count
+from orchestrator.core.expected_rate import best_count
 from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, DraftPhase, DraftTrigger, Phase, Trigger
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
@@ -93,8 +93,8 @@ class Request:
         """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
         self._verified = self.speculation
         """The speculation whose tree is under verification, or was last."""
-        self.instead: Expected | None = None
-        """What was expected of verifying at once, of a round for which a draft in turns was asked."""
+        self.instead: Instead | None = None
+        """Of a round for which a draft in turns was asked."""
 
     @property
     def tree(self) -> TokenTree:

@@ -8,7 +8,7 @@ from heapq import merge
 from itertools import accumulate, islice, pairwise, repeat
 from typing import NamedTuple
 
-from orchestrator.core.estimates import Estimates
+from orchestrator.core.estimates import Estimates, GuessedBy, Instead
 from orchestrator.core.expected_rate import Expected, best_counts, with_growth
 from orchestrator.core.options import Options
 from orchestrator.core.policy.decision import Decision, VerifyNodes, WaitUntil
@@ -59,8 +59,7 @@ class Adaptive:
         # The first step below a root shows what steps give there, and is worth a small part of all time.
         round_worth = TUNING.explored * usual * estimates.target(1) if in_turns and begins else 0.0
         if wait is not None and wait.gain + round_worth * estimates.unasked > 0:
-            # Asking brings less where the draft has guesses already, so it is measured where it has none.
-            instead = None if requests[0].speculation.tree.root.children else best
+            instead = Instead(_guessed_by(requests[0], best), best)
             return [WaitUntil(wait.until, growth and growth.steps, instead) for growth in owed]
         soon = wait is not None and wait.gain + round_worth * (estimates.unasked + 1) > 0
         goes_on = not any(counts) and not soon and all(one.plain_rounds >= TUNING.plain_rounds for one in requests)
@@ -106,8 +105,8 @@ class Adaptive:
         first = max(now, min(growth.due for growth in growths))
         awaited = [growth for growth in growths if growth.due <= first + 0.5 * estimates.step.get(0.0)]
         until = max(growth.give_up for growth in awaited)
-        asked, nothing = estimates.asked[best.nodes > 0], not requests[0].speculation.tree.root.children
-        if in_turns and asked.known and len(requests) == 1 and nothing and not requests[0].speculation.steps:
+        asked = estimates.asked[_guessed_by(requests[0], best)]
+        if in_turns and asked.known and len(requests) == 1 and not requests[0].speculation.steps:
             return _Wait(until, asked.surplus(usual if best.nodes else estimates.plain_rate))
         shares, width = estimates.ranks.shares(self._options.draft_fan), growth_width(self._options, estimates)
         pause, margin = max(0.0, max(growth.due for growth in awaited) - now), TUNING.margin
@@ -126,6 +125,13 @@ class Adaptive:
             gain = max(gain, best_counts(grown, estimates.target, wait, needed)[1].surplus(needed))
             wait += estimates.next_response.get(estimates.step.get(0.0))
         return _Wait(until, gain - best.surplus(usual))
+
+
+def _guessed_by(request: Request, best: Expected) -> GuessedBy:
+    """Who has guesses of which the `best` count would be verified at once."""
+    if not best.nodes:
+        return "nobody"
+    return "draft" if request.speculation.tree.root.children else "lookup"
 
 
 def _let_drafts_read(requests: Sequence[Request], now: float) -> list[Decision]:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from orchestrator.core.estimates import Estimates
-from orchestrator.core.expected_rate import Expected
+from orchestrator.core.estimates import Estimates, Instead
 from orchestrator.core.options import Options
 from orchestrator.core.request import Request
 from protocol.messages.plans import GrowthPlan
@@ -30,8 +29,7 @@ class WaitUntil:
     until: float
     steps: int | None = None
     """A resting draft is to grow up to this many steps below the root."""
-    instead: Expected | None = None
-    """What was expected of verifying at once."""
+    instead: Instead | None = None
 
 
 Decision: TypeAlias = VerifyNodes | WaitUntil
