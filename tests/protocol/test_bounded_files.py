@@ -13,7 +13,7 @@ from orchestrator.cli.commands.serve import server_key
 from orchestrator.lab.bench.prompts import read_prompts
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.runtime import recording
-from orchestrator.text.training_prompts import write_prompts
+from orchestrator.text.prompt_files import write_prompts
 from protocol import bounded_files
 from protocol.errors import InputError
 from tests.support.paths import DEMO_TARGET

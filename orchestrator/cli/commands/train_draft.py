@@ -20,7 +20,7 @@ from orchestrator.cli.pipelines import ConversionBar
 from orchestrator.cli.sentences import say
 from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.hardware import usable_cores, worker_environment
-from orchestrator.text.training_prompts import write_prompts
+from orchestrator.text.prompt_files import write_prompts
 from protocol.child_process import reports
 from protocol.contracts.coreml import Progress
 from protocol.contracts.training import (

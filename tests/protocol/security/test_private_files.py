@@ -11,7 +11,7 @@ from draft_worker.training.rows import whole_file
 from orchestrator.core.events import Tick
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.runtime.recording import Journal, Recording
-from orchestrator.text.training_prompts import write_prompts
+from orchestrator.text.prompt_files import write_prompts
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 from protocol.worker.spans import SpanRing
 from protocol.worker.tracing import TracedWorker

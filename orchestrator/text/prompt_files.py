@@ -1,8 +1,9 @@
-"""Prompts for a target that is to answer them, from a user's files: conversations by lines of JSON.
+"""Prompts in a user's files, conversations by lines of JSON; and such prompts as tokens, for a training.
 
 Knows no model but its tokenizer and chat template.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -34,11 +35,36 @@ class WrittenPrompts(NamedTuple):
     """Tokens that end the target's answers."""
 
 
-class _Line(msgspec.Struct):
-    """Either `turns` of a user or a `prompt`, which is continued as it is. Other fields are left alone."""
+class PromptLine(msgspec.Struct):
+    """Either a `prompt`, which is continued as it is, or the `turns` of a user. Other fields are left alone."""
 
-    turns: Annotated[list[str], Meta(min_length=1)] | None = None
     prompt: str | None = None
+    turns: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
+    category: str = ""
+
+
+def read_prompt_file(file: Path) -> Iterator[PromptLine]:
+    """Raises InputError for a file that can't be read."""
+    try:
+        content = read_bounded(file, 256).removeprefix(BOM_UTF8)
+    except OSError as error:
+        raise InputError(f"{file} can't be read ({error.strerror}): check the path of the prompts.") from error
+    return prompt_lines(content, str(file))
+
+
+def prompt_lines(content: bytes, file: str) -> Iterator[PromptLine]:
+    """Raises InputError naming the file and the line."""
+    wanted = 'Write {"prompt": "..."} or {"turns": ["..."]} there, one object a line.'
+    for number, text in enumerate(content.splitlines(), start=1):
+        if not text.strip():
+            continue
+        try:
+            line = msgspec.json.decode(text, type=PromptLine)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{file}, line {number}: {error}. {wanted}") from error
+        if (line.prompt is None) == (line.turns is None):
+            raise InputError(f"{file}, line {number} needs either a prompt or turns. {wanted}")
+        yield line
 
 
 def write_prompts(files: Iterable[Path], target: Path, out: Path) -> WrittenPrompts:
@@ -49,7 +75,7 @@ def write_prompts(files: Iterable[Path], target: Path, out: Path) -> WrittenProm
     codec = TextCodec(target)
     template = ChatTemplate(target, codec)
     encoder = msgspec.json.Encoder()
-    found = [prompt for file in files for prompt in _prompts(file, codec, template)]
+    found = [_conversation(line, codec, template) for file in files for line in read_prompt_file(file)]
     lines = [encoder.encode(prompt) for prompt in found if sum(map(len, prompt)) <= LONGEST_PROMPT]
     try:
         out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,34 +86,13 @@ def write_prompts(files: Iterable[Path], target: Path, out: Path) -> WrittenProm
     return WrittenPrompts(len(lines), len(found) - len(lines), tuple(sorted(codec.eos)))
 
 
-def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[Prompt]:
-    for number, line in enumerate(_content(file).splitlines(), start=1):
-        if line.strip():
-            yield _conversation(file, number, line, codec, template)
-
-
-def _conversation(file: Path, number: int, line: bytes, codec: TextCodec, template: ChatTemplate) -> Prompt:
-    try:
-        found = msgspec.json.decode(line, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f'{file}, line {number}: {error}. Write {{"turns": ["..."]}} there, one object a line.'
-        ) from error
-    if found.prompt is not None:
-        return [codec.encode(found.prompt)]
-    if not found.turns:
-        raise InputError(f'{file}, line {number} has neither turns nor a prompt. Write {{"turns": ["..."]}} there.')
-    messages = [{"role": "user", "content": found.turns[0]}]
+def _conversation(line: PromptLine, codec: TextCodec, template: ChatTemplate) -> Prompt:
+    if line.turns is None:
+        return [codec.encode(line.prompt or "")]
+    messages = [{"role": "user", "content": line.turns[0]}]
     tokens = [template.tokens(messages)]
-    for turn in found.turns[1:]:
+    for turn in line.turns[1:]:
         messages += [{"role": "assistant", "content": _ANSWER}, {"role": "user", "content": turn}]
         _, _, behind = template.text(template.plain_messages(messages)).rpartition(_ANSWER)
         tokens.append(codec.encode_rendered(behind, begins=False))
     return tokens
-
-
-def _content(file: Path) -> bytes:
-    try:
-        return read_bounded(file, 256)
-    except OSError as error:
-        raise InputError(f"{file} can't be read ({error.strerror}): check the path of the prompts.") from error

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.prompt_files import write_prompts
 from orchestrator.text.tokenizer import TextCodec
-from orchestrator.text.training_prompts import write_prompts
 from protocol.errors import InputError
 from tests.support.models.tokenizer_files import END, write_tokenizer
 
@@ -70,7 +70,7 @@ def test_answers_end_where_the_target_s_own_do(target: Path):
     [
         ("no json", "line 1: .*one object a line"),
         ('{"turns": []}', "line 1"),
-        ('{"turns": ["a"]}\n{"id": 3}', "line 2 has neither"),
+        ('{"turns": ["a"]}\n{"id": 3}', "line 2 needs"),
     ],
 )
 def test_a_wrong_line_is_named(target: Path, text: str, words: str):
