@@ -225,7 +225,7 @@ class MessageAnswer:
             self._blocks[-1]["signature"] = _SIGNATURE
             yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
         if kind is not None:
-            yield self._block_stop()
+            yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
     def _call(self, arguments: str, *, last: bool = False) -> Iterator[dict[str, Any]]:
         self._arguments.append(arguments)
@@ -247,9 +247,6 @@ class MessageAnswer:
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
-
-    def _block_stop(self) -> dict[str, Any]:
-        return {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
     def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
         head = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}

@@ -254,20 +254,16 @@ def _number(settings: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-class EmbeddingRoutes:
-    def __init__(self, model: EmbeddingModel | None) -> None:
-        """None: the route says that there is no embedding model."""
-        self._model = model
+def embedding_routes(model: EmbeddingModel | None) -> list[Route]:
+    """Without a model the route says that there is none."""
 
-    @property
-    def routes(self) -> list[Route]:
-        return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
-
-    async def embeddings(self, request: Request) -> Response:
+    async def embeddings(request: Request) -> Response:
         question, inputs = await read_body(request, _read)
-        model = named(self._model, question.model)
-        found = await unless_gone(request, model.embed(inputs, dimensions=question.dimensions))
-        return await asyncio.to_thread(_answer, model.name, found, question.encoding_format == "base64")
+        asked = named(model, question.model)
+        found = await unless_gone(request, asked.embed(inputs, dimensions=question.dimensions))
+        return await asyncio.to_thread(_answer, asked.name, found, question.encoding_format == "base64")
+
+    return [Route("/v1/embeddings", embeddings, methods=["POST"])]
 
 
 def named(model: EmbeddingModel | None, name: str | None) -> EmbeddingModel:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter as Counts
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,41 +18,38 @@ from protocol.messages.client import PipelineState
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_PREFIX = "launch_pipeline_"
 _STATUSES = ("ok", "loading", "degraded", "failed")
 
 
 class Metrics:
     def __init__(self, limit: AdmissionLimit) -> None:
         self.limit = limit
-        self._registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            _PREFIX + "http_requests", "Answers by route and status", ["route", "status"], registry=registry
-        )
-        self._tokens = _counter("tokens", "Tokens by kind", registry, "kind")
-        self._finished = Counter(
-            _PREFIX + "generations", "Finished generations by reason", ["reason"], registry=registry
-        )
-        self._latency = _histogram("generation_seconds", "From admission to the last token", registry)
-        self._first = _histogram("time_to_first_token_seconds", "From admission to the first text", registry)
-        self._rate = _summary("tokens_per_second", "Of each generation, from the end of prefill on", registry)
+        self._registry = CollectorRegistry()
+        own: Any = {"namespace": "launch_pipeline", "registry": self._registry}
+        seconds = {"buckets": _SECONDS, **own}
+        self._requests = Counter("http_requests", "Answers by route and status", ["route", "status"], **own)
+        self._tokens = Counter("tokens", "Tokens by kind", ["kind"], **own)
+        self._finished = Counter("generations", "Finished generations by reason", ["reason"], **own)
+        self._latency = Histogram("generation_seconds", "From admission to the last token", **seconds)
+        self._first = Histogram("time_to_first_token_seconds", "From admission to the first text", **seconds)
+        self._rate = Summary("tokens_per_second", "Of each generation, from the end of prefill on", **own)
         self._shares = {
-            "hit_rate": _summary("hit_rate", "Share of rounds whose new root the tree already had", registry),
-            "acceptance_rate": _summary("acceptance_rate", "Share of verified tokens that were accepted", registry),
-            "target_busy": _summary("target_busy_share", "Share of decoding time that the target worked", registry),
-            "draft_busy": _summary("draft_busy_share", "Share of decoding time that the draft worked", registry),
+            "hit_rate": Summary("hit_rate", "Share of rounds whose new root the tree already had", **own),
+            "acceptance_rate": Summary("acceptance_rate", "Share of verified tokens that were accepted", **own),
+            "target_busy": Summary("target_busy_share", "Share of decoding time that the target worked", **own),
+            "draft_busy": Summary("draft_busy_share", "Share of decoding time that the draft worked", **own),
         }
         open_text = "Places taken by generations, counts of tokens and embeddings"
-        _gauge("open_generations", open_text, registry).set_function(lambda: limit.taken)
-        _gauge("places", "Generations that may be open at once", registry).set(limit.most)
-        self._waiting = _gauge("queue", "Open generations without any text yet", registry)
-        self._lost = _gauge("worker_restarts", "Workers that went down; local ones are restarted", registry)
-        self._kv_warnings = _counter("kv_warnings", "KV that could not be used or kept, for a prefill each", registry)
+        Gauge("open_generations", open_text, **own).set_function(lambda: limit.taken)
+        Gauge("places", "Generations that may be open at once", **own).set(limit.most)
+        self._waiting = Gauge("queue", "Open generations without any text yet", **own)
+        self._lost = Gauge("worker_restarts", "Workers that went down; local ones are restarted", **own)
+        self._kv_warnings = Counter("kv_warnings", "KV that could not be used or kept, for a prefill each", **own)
         self._counted_warnings: dict[str, int] = {}
         """By the session of a pipeline."""
-        self._noted = _counter("warned_requests", "Requests whose answer has warnings, by kind", registry, "kind")
+        self._noted = Counter("warned_requests", "Requests whose answer has warnings, by kind", ["kind"], **own)
         self._noted_so_far = Counts[str]()
-        self._status = _gauge("status", "1 for the status that /health reports", registry, "status")
+        self._status = Gauge("status", "1 for the status that /health reports", ["status"], **own)
 
     def text(self, condition: Condition) -> bytes:
         """All metrics in Prometheus' text format; `condition` gives those of the pipeline."""
@@ -128,19 +126,3 @@ class Counted:
             await send(message)
 
         await self._app(scope, receive, counting if scope["type"] == "http" else send)
-
-
-def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(_PREFIX + name, text, buckets=_SECONDS, registry=registry)
-
-
-def _summary(name: str, text: str, registry: CollectorRegistry) -> Summary:
-    return Summary(_PREFIX + name, text, registry=registry)
-
-
-def _counter(name: str, text: str, registry: CollectorRegistry, *labels: str) -> Counter:
-    return Counter(_PREFIX + name, text, labels, registry=registry)
-
-
-def _gauge(name: str, text: str, registry: CollectorRegistry, *labels: str) -> Gauge:
-    return Gauge(_PREFIX + name, text, labels, registry=registry)

@@ -4,11 +4,11 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -273,9 +273,6 @@ def _unavailable(reason: str, cause: RefusalCause, retry: Seconds) -> ApiError:
     return ApiError(503, reason, code=f"model_{cause}", retry=retry)
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class ModelPipeline:
     """How one model is served."""
@@ -300,24 +297,31 @@ class PipelineLoader:
         self._running: dict[ModelName, tuple[Pipeline, PipelineBackend | None]] = {}
 
     async def load(self, name: ModelName, tell: Callable[[str], None]) -> LoadedModel:
-        model, loop = self._models[name], asyncio.get_running_loop()
+        model = self._models[name]
         pipeline = await asyncio.to_thread(model.make, tell)
         self._running[name] = (pipeline, None)
-        ended: asyncio.Future[str] = loop.create_future()
-        ready: asyncio.Future[PipelineState] = loop.create_future()
+        ready, ended = Future[PipelineState](), Future[str]()
+        for future in (ready, ended):
+            # Nobody who waits can cancel them.
+            future.set_running_or_notify_cancel()
 
         def on_end() -> None:
             reason = str(thread.failure or "It was closed.")
-            _in_loop(loop, lambda: (_resolve(ended, reason), _fail(ready, PipelineError(reason))))
+            ended.set_result(reason)
+            if not ready.done():
+                ready.set_exception(PipelineError(reason))
 
-        thread = PipelineThread(pipeline, lambda state: _in_loop(loop, lambda: _resolve(ready, state)), on_end)
+        thread = PipelineThread(pipeline, ready.set_result, on_end)
         thread.start()
         try:
             # A pipeline is closed only once it has started or failed: before that its processes may still come.
             reading = asyncio.to_thread(_text_parts, model.target)
-            state, parts = await asyncio.gather(ready, reading, return_exceptions=True)
-            _result(state)
-            codec, template = _result(parts)
+            state, parts = await asyncio.gather(asyncio.wrap_future(ready), reading, return_exceptions=True)
+            if isinstance(state, BaseException):
+                raise state
+            if isinstance(parts, BaseException):
+                raise parts
+            codec, template = parts
         except BaseException:  # of any kind, also of a cancelled load: its processes must not stay
             await self.unload(name)
             raise
@@ -326,7 +330,8 @@ class PipelineLoader:
         self._running[name] = (pipeline, backend)
         settings = replace(self._settings, names=model.names, embedding=None)
         server = ModelServer(backend, codec, template, settings, self._figures)
-        return LoadedModel(server, {each.path: each.endpoint for each in generation_routes(server, self._store)}, ended)
+        endpoints = {each.path: each.endpoint for each in generation_routes(server, self._store)}
+        return LoadedModel(server, endpoints, asyncio.wrap_future(ended))
 
     async def unload(self, name: ModelName) -> None:
         pipeline, backend = self._running[name]
@@ -346,26 +351,3 @@ class PipelineLoader:
 def _text_parts(folder: Path) -> tuple[TextCodec, ChatTemplate]:
     codec = TextCodec(folder)
     return codec, ChatTemplate(folder, codec)
-
-
-def _result(found: T | BaseException) -> T:
-    if isinstance(found, BaseException):
-        raise found
-    return found
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """From another thread. A loop that has ended needs to hear nothing."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call)
-
-
-def _resolve(future: "asyncio.Future[T]", value: T) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _fail(future: "asyncio.Future[PipelineState]", error: PipelineError) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()

@@ -13,15 +13,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.api.owner import attach_command
-from orchestrator.http.embeddings import EmbeddingModel, EmbeddingRoutes
+from orchestrator.http.embeddings import EmbeddingModel, embedding_routes
 from orchestrator.http.errors import ANTHROPIC_VERSION, RETRY_SECONDS, ApiError, of_pipeline
 from orchestrator.http.gates import shows_key
 from orchestrator.http.live import LOADING, Checkable, Condition, Live, StateSource, Watchable
 from orchestrator.http.metrics import CONTENT_TYPE, Metrics
 from orchestrator.http.model_table import ModelName, Seconds
-from orchestrator.http.ollama.routes import CataloguedModel, CatalogueRoutes, EmbedRoutes, catalogued
+from orchestrator.http.ollama.routes import CataloguedModel, CatalogueRoutes, catalogued, embed_routes
 from orchestrator.http.openai.model_server import ModelServer, background, unknown_model
-from orchestrator.http.responses.routes import ResponseStore, StoredResponses
+from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
@@ -166,10 +166,10 @@ class Server:
             Route("/v1/pipeline/events", self._live.events),
             *([] if invitations is None else [Route("/v1/pipeline/invitation", invitations.create, methods=["POST"])]),
             *self.models.routes(self.name_of),
-            *StoredResponses(self._store).routes,
+            *self._store.routes,
             *CatalogueRoutes(self).routes,
-            *EmbeddingRoutes(self._embedding).routes,
-            *EmbedRoutes(self._embedding).routes,
+            *embedding_routes(self._embedding),
+            *embed_routes(self._embedding),
         ]
 
     def stop(self) -> None:

@@ -6,7 +6,8 @@ tokens are counted or embedded.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec, Self, TypeVar
+from contextlib import ExitStack
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -20,8 +21,9 @@ class AdmissionLimit:
         self.most = most
         self.taken = 0
 
-    def take(self, count: int) -> "Places":
-        """Take `count` places. Raises ApiError 429 if so many are not free, 400 if there are not so many."""
+    def take(self, count: int) -> ExitStack:
+        """Take `count` places, which the end of the context releases. Raises ApiError 429 if so many are not free, 400
+        if there are not so many."""
         if count > self.most:
             raise ApiError(400, f"This server generates at most {self.most} texts at once: ask for fewer.", param="n")
         if self.taken + count > self.most:
@@ -32,26 +34,12 @@ class AdmissionLimit:
                 retry=_RETRY_SECONDS,
             )
         self.taken += count
-        return Places(self, count)
+        places = ExitStack()
+        places.callback(self._release, count)
+        return places
 
-
-class Places:
-    """Places that were taken. A context, whose end releases them."""
-
-    def __init__(self, limit: AdmissionLimit, count: int) -> None:
-        self._limit = limit
-        self._count = count
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """May be called several times."""
-        self._limit.taken -= self._count
-        self._count = 0
+    def _release(self, count: int) -> None:
+        self.taken -= count
 
 
 T = TypeVar("T")

@@ -105,32 +105,27 @@ class _OlderRequest(msgspec.Struct):
     options: dict[str, Any] | None = None
 
 
-class EmbedRoutes:
-    def __init__(self, model: EmbeddingModel | None) -> None:
-        """None: the routes say that there is no embedding model."""
-        self._model = model
+def embed_routes(model: EmbeddingModel | None) -> list[Route]:
+    """Without a model the routes say that there is none."""
 
-    @property
-    def routes(self) -> list[Route]:
-        return [
-            Route("/api/embed", self.embed, methods=["POST"]),
-            Route("/api/embeddings", self.older_embeddings, methods=["POST"]),
-        ]
-
-    async def embed(self, request: Request) -> Response:
+    async def embed(request: Request) -> Response:
         question = await read_body(request, lambda content: decoded(content, _EmbedRequest))
-        model = named(self._model, own_name(question.model or question.name))
+        asked = named(model, own_name(question.model or question.name))
         inputs = [question.input] if isinstance(question.input, str) else question.input
-        found = await unless_gone(
-            request, model.embed(inputs, truncate=question.truncate, dimensions=question.dimensions)
-        )
-        return await asyncio.to_thread(_embeddings, model.name, found)
+        work = asked.embed(inputs, truncate=question.truncate, dimensions=question.dimensions)
+        found = await unless_gone(request, work)
+        return await asyncio.to_thread(_embeddings, asked.name, found)
 
-    async def older_embeddings(self, request: Request) -> Response:
+    async def older_embeddings(request: Request) -> Response:
         question = await read_body(request, lambda content: decoded(content, _OlderRequest))
-        model = named(self._model, own_name(question.model or question.name))
-        found = await unless_gone(request, model.embed([question.prompt], truncate=True))
+        asked = named(model, own_name(question.model or question.name))
+        found = await unless_gone(request, asked.embed([question.prompt], truncate=True))
         return json_response({"embedding": list(found.vectors[0])})
+
+    return [
+        Route("/api/embed", embed, methods=["POST"]),
+        Route("/api/embeddings", older_embeddings, methods=["POST"]),
+    ]
 
 
 def _embeddings(name: str, found: Embedded) -> Response:

@@ -24,7 +24,7 @@ from orchestrator.http.openai.history import Note
 from orchestrator.http.openai.prompts import Asked, Choice, Preparation, PreparedRequest
 from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.settings import ServerSettings
-from orchestrator.http.work import OpenWork, Places
+from orchestrator.http.work import OpenWork
 from orchestrator.text.answer_format import teaches_tools
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
@@ -158,7 +158,7 @@ def unknown_model(names: Sequence[str]) -> ApiError:
     return ApiError(404, f"This server has no such model: ask for {known}.", code="model_not_found", param="model")
 
 
-def _free(request: Request, places: Places) -> None:
+def _free(request: Request, places: ExitStack) -> None:
     """All generation of the request has ended: what is left of its answer needs neither places nor the model."""
-    places.release()
+    places.close()
     getattr(request.state, "on_generated", lambda: None)()

@@ -146,25 +146,6 @@ class ResponsesRoutes:
         }
 
 
-class StoredResponses:
-    """The routes of responses that were given before, by any model."""
-
-    def __init__(self, store: "ResponseStore") -> None:
-        self._store = store
-
-    @property
-    def routes(self) -> list[Route]:
-        return [Route(_PATH + "/{id}", self.stored, methods=["GET", "DELETE"])]
-
-    async def stored(self, request: Request) -> Response:
-        """Return a stored response, or delete it."""
-        id = request.path_params["id"]
-        if request.method != "DELETE":
-            return await asyncio.to_thread(lambda: JSONResponse(self._store.get(id).answer))
-        self._store.delete(id)
-        return JSONResponse({"id": id, "object": "response", "deleted": True})
-
-
 class StoredTurn(msgspec.Struct):
     """One response, and all items of its conversation, its own output included."""
 
@@ -181,6 +162,18 @@ class ResponseStore:
         """Of what follows. Nobody encodes or decodes while holding it."""
         self._turns: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route(_PATH + "/{id}", self._stored, methods=["GET", "DELETE"])]
+
+    async def _stored(self, request: Request) -> Response:
+        """Return a response that was given before, by any model, or delete it."""
+        id = request.path_params["id"]
+        if request.method != "DELETE":
+            return await asyncio.to_thread(lambda: JSONResponse(self.get(id).answer))
+        self.delete(id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     def add(self, id: str, answer: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
         encoded = msgspec.json.encode({"answer": answer, "items": items})

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from orchestrator.http.app import answering
 from orchestrator.http.embedding_process import EmbeddingProcess
-from orchestrator.http.embeddings import EmbeddingModel, EmbeddingRoutes
+from orchestrator.http.embeddings import EmbeddingModel, embedding_routes
 from orchestrator.http.errors import ApiError
-from orchestrator.http.ollama.routes import EmbedRoutes
+from orchestrator.http.ollama.routes import embed_routes
 from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings, ServerSettings
 from orchestrator.http.work import AdmissionLimit
 from orchestrator.machine.checkpoints import demo_model
@@ -49,7 +49,7 @@ def asked(model: EmbeddingModel, conversation: Callable[[httpx.AsyncClient], Awa
 
     async def held() -> T:
         with closing(model):
-            routes = [*EmbeddingRoutes(model).routes, *EmbedRoutes(model).routes]
+            routes = [*embedding_routes(model), *embed_routes(model)]
             app = answering(routes, ServerSettings(names=("demo",)))
             async with client_of(app) as client:
                 return await conversation(client)
