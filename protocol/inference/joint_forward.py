@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, RowCache, TreePositions
+from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, TreePositions
+from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.layer_caches.recurrent import RecurrentCache, initialise_arrays
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.processor_attention import processor_operations
@@ -85,14 +86,14 @@ def _joint(
     layer: tuple[LayerCache, ...], lengths: Sequence[int], positions: mx.array
 ) -> "JointCache | JointRecurrence":
     recurrent = [cache for cache in layer if isinstance(cache, RecurrentCache)]
-    rows = [cache for cache in layer if isinstance(cache, RowCache)]
+    rows = [cache for cache in layer if isinstance(cache, FullAttentionCache)]
     return JointRecurrence(recurrent, lengths) if recurrent else JointCache(rows, lengths, positions)
 
 
 class JointCache:
     """One layer's caches of several sequences, whose tokens are concatenated in the forward."""
 
-    def __init__(self, parts: Sequence[RowCache], lengths: Sequence[int], positions: mx.array) -> None:
+    def __init__(self, parts: Sequence[FullAttentionCache], lengths: Sequence[int], positions: mx.array) -> None:
         self.offset = TreePositions(positions)
         """Only a language model's rope can read it."""
         self.parts = parts

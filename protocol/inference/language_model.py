@@ -19,7 +19,8 @@ from protocol.errors import InputError
 from protocol.inference.device import compute
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.latent_attention import let_latents_be_absorbed
-from protocol.inference.layer_cache import FoldingCache, TreePositions
+from protocol.inference.layer_cache import TreePositions
+from protocol.inference.layer_caches.state import FoldingCache
 from protocol.inference.narrow_weights import keep_narrow
 from protocol.inference.observed_modules import Restore, modules_of, stage
 from protocol.inference.quantized_kv import Encodings, deviation, proved_encodings
@@ -73,11 +74,9 @@ class Division(Protocol):
 
     def divide(self, network: Any) -> None:
         """Reduce the network to this process's share, before weights are read. May raise InputError."""
-        ...
 
     def await_loaded(self) -> None:
         """Return when every process has loaded its share. Uses no GPU."""
-        ...
 
 
 class LanguageModel:

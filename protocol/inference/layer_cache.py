@@ -1,7 +1,7 @@
 """The interface of a layer's cache. Knows no model and no implementation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -80,7 +80,7 @@ class RowForm(NamedTuple):
 
 
 class LayerCache(ABC):
-    """What one sequence keeps in one layer, in place of mlx-lm's cache of that layer: a `RowCache` or a `FoldingCache`.
+    """What one sequence keeps in one layer, in place of mlx-lm's cache of that layer: rows or a state.
 
     The sequence gives every token a slot, in the order of evaluation: a forward of L tokens writes the slots
     [forward.begin, forward.begin + L). A slot that no later mask shows is dead. The cache does not know which slots are
@@ -134,134 +134,6 @@ class LayerCache(ABC):
     @abstractmethod
     def copy(self, slots: int) -> Self:
         """Another cache with the first `slots` slots of this one, in arrays of its own; not yet computed."""
-
-
-class RowCache(LayerCache):
-    """Keys and values in rows, one a slot. mlx-lm's layer calls it as its own cache."""
-
-    window: int | None = None
-    """Tokens that a token sees, itself included; None: all of its path."""
-    forgotten = 0
-    """Tokens, the first ones, whose rows it has let go."""
-
-    offset: int | TreePositions = 0
-    """For mlx-lm's layer: the first token's position if the positions are consecutive, else those of all tokens."""
-
-    def prepare(self, forward: ForwardShape) -> None:
-        self.forward = forward
-        # The layer reads it twice, and the device waits for that in every layer.
-        self.offset = forward.begin if forward.positions is None else TreePositions(forward.positions)
-
-    # What mlx-lm's layers call.
-
-    @property
-    def given(self) -> Any:
-        return self
-
-    @abstractmethod
-    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
-        """The mask of the `length` tokens of the forward over all slots up to its last. With a `window_size`, a token
-        sees the last so many tokens of its path, itself included. Raises ValueError if the cache can't serve that."""
-
-    @abstractmethod
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write (1, heads, L, size) of the forward; keys and values of all slots up to its last, in the form that
-        mlx-lm's attention takes from the replaced cache."""
-
-    # What the sequence calls.
-
-    @abstractmethod
-    def quantized(self, bits: int, fused: bool) -> Any:
-        """After a forward: the argument with which `encode` holds keys and values in so many bits; None if this cache
-        can't. `fused`: the layer's attention reads them so."""
-
-    @abstractmethod
-    def encode(self, encoding: Any) -> None:
-        """Before the first forward: hold keys and values in this form, which `quantized` gave for the layer."""
-
-    @abstractmethod
-    def forget(self, slots: int, tokens: int) -> None:
-        """With a `window`: no forward reads the first `slots` slots any more, which hold the first `tokens` tokens."""
-
-    def remember(self, tokens: int) -> None:
-        """Let `reach` find so many first tokens, also once rows behind the window are let go. The slots of these tokens
-        are their positions."""
-        return
-
-    def cut(self, tokens: int) -> None:
-        """Forget all but the first `tokens` tokens, a number that `reach` has given."""
-        return
-
-    def shed(self) -> bool:
-        """Let `reach` find one place less that takes memory: the last one goes last. Whether there was one."""
-        return False
-
-    @property
-    def places(self) -> set[int]:
-        """The numbers of first tokens that it remembers."""
-        return set()
-
-    def first_row(self, tokens: int) -> int:
-        """The first token of which it has the rows up to so many first tokens, all of which it can go back to."""
-        return self.forgotten
-
-    @property
-    @abstractmethod
-    def row_form(self) -> RowForm | None:
-        """The form of `rows`, after the first forward; None if keys and values differ in it, or there are none.
-
-        Without it, `rows` and `adopt` are never called.
-        """
-
-    @abstractmethod
-    def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
-        """Keys and values (1, heads, rows, size) of these slots, in their order; not yet computed."""
-
-    @abstractmethod
-    def adopt(self, keys: mx.array, values: mx.array, first: int = 0) -> None:
-        """In an empty cache: use (1, heads, slots, size) as the contents of the slots from `first` on, which is above 0
-        only for a `window` that never looks before it. Slots without a token are room to grow."""
-
-
-class FoldingCache(LayerCache):
-    """Folds tokens into a state, which can be cut back only to where `reach` says.
-
-    It has no rows: its sequences are not exported to arenas or adopted from them.
-    """
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Called after each forward is built. Raises LookupError if the layer used the cache in an unknown way."""
-
-    @abstractmethod
-    def commit(self, slots: Sequence[int], surviving: Collection[int]) -> None:
-        """Commit the tokens in these slots, in order; of the others, those in `surviving` slots stay."""
-
-    @abstractmethod
-    def cut(self, tokens: int) -> None:
-        """Forget all but the first `tokens` tokens, a number that `reach` has given."""
-
-    @abstractmethod
-    def remember(self) -> None:
-        """Let `reach` find the committed tokens so far, also after later forwards."""
-
-    @abstractmethod
-    def shed(self) -> bool:
-        """Let `reach` find one place less: the last one that was remembered goes last. Whether there was one."""
-
-    @property
-    @abstractmethod
-    def places(self) -> set[int]:
-        """The numbers of first tokens, above 0, to which it can be cut."""
-
-    @abstractmethod
-    def state(self, tokens: int) -> Any:
-        """The state behind so many tokens, one of `places`: a tree of lists and dicts, which no later forward
-        changes."""
-
-    @abstractmethod
-    def resume(self, tokens: int, state: Any) -> None:
-        """In an empty cache: go on from what `state` gave."""
 
 
 def densest(places: Sequence[int]) -> int:

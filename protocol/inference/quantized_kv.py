@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from protocol.inference.device import compute
-from protocol.inference.layer_cache import LayerCache, RowCache
+from protocol.inference.layer_cache import LayerCache
+from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.slots import PREFIX
 from protocol.messages.base import Level
 
@@ -24,7 +25,7 @@ _TOLERANCE = 0.1
 def encode(caches: Sequence[LayerCache], encodings: Encodings) -> None:
     """Let new caches hold their keys and values in these forms."""
     for cache, encoding in zip(caches, encodings or [None] * len(caches), strict=True):
-        if isinstance(cache, RowCache) and encoding is not None:
+        if isinstance(cache, FullAttentionCache) and encoding is not None:
             cache.encode(encoding)
 
 
@@ -38,7 +39,7 @@ def proved_encodings(new_sequence: Callable[[Encodings], Any], level: Level, bit
     plain = new_sequence(())
     plain.prefill(_PROMPT)
     fused, unpacked = (
-        [cache.quantized(bits, each) if isinstance(cache, RowCache) else None for cache in plain.caches]
+        [cache.quantized(bits, each) if isinstance(cache, FullAttentionCache) else None for cache in plain.caches]
         for each in (True, False)
     )
     if not any(unpacked):

@@ -12,8 +12,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from protocol.inference.device import compute
-from protocol.inference.layer_cache import ELEMENT_TYPES, FoldingCache, ForwardShape, LayerCache, RowCache
+from protocol.inference.layer_cache import ELEMENT_TYPES, ForwardShape, LayerCache
 from protocol.inference.layer_caches import alike, flat, replaced
+from protocol.inference.layer_caches.full_attention import FullAttentionCache
+from protocol.inference.layer_caches.state import FoldingCache
 from protocol.inference.processor_attention import processor_operations
 from protocol.inference.quantized_kv import Encodings, encode
 from protocol.inference.recurrence import reading
@@ -279,7 +281,7 @@ class TreeSequence:
     def _use(self, caches: list[LayerCache]) -> None:
         self.caches = caches
         """All layers' caches."""
-        self._rows = [cache for cache in caches if isinstance(cache, RowCache)]
+        self._rows = [cache for cache in caches if isinstance(cache, FullAttentionCache)]
         self._folding = [cache for cache in caches if isinstance(cache, FoldingCache)]
         self._given = self.alike([cache.given for cache in caches])
         """What mlx-lm's model gets."""

@@ -16,7 +16,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
 from protocol.inference.device import compute
-from protocol.inference.layer_cache import ROWS_TOGETHER, FoldingCache, LayerCache, RowCache
+from protocol.inference.layer_cache import ROWS_TOGETHER
+from protocol.inference.layer_caches.full_attention import FullAttentionCache
+from protocol.inference.layer_caches.state import FoldingCache
 from protocol.inference.tree_sequence import TreeSequence
 
 CHUNK = ROWS_TOGETHER
@@ -92,9 +94,9 @@ class CacheShape(NamedTuple):
 
     @classmethod
     def of(cls, sequence: TreeSequence) -> "CacheShape":
-        full = [_is_full(cache) for cache in sequence.caches]
-        windows = {cache.window for cache in sequence.caches if isinstance(cache, RowCache) and cache.window}
-        return cls(any(full), not all(full), tuple(sorted(windows)))
+        windows = [cache.window for _, cache in _row_caches(sequence)]
+        full = windows.count(None)
+        return cls(full > 0, full < len(sequence.caches), tuple(sorted({window for window in windows if window})))
 
     def window_chunks(self, place: int) -> list[WindowChunk]:
         """Those in front of the last whole chunk's end that a forward behind so many tokens reads."""
@@ -118,7 +120,7 @@ class Snapshot:
         """Of full attention, rows from token `first` on; of windows the rows in `chunks`; of all else, the states
         behind `places`, numbers of tokens of `resting_places`."""
         self._first = first
-        full = [(index, cache) for index, cache in _row_caches(sequence) if cache.window is None]
+        full = _seeing(sequence, None)
         end = sequence.committed
         self._rows = _row_arrays(sequence, full, first, end) if first < end else {}
         self._windows = {
@@ -137,7 +139,7 @@ class Snapshot:
     def behind(self, place: int) -> FilePart:
         """All but the rows of whole chunks, behind so many tokens."""
         state, begin = self._states[place], place - place % CHUNK
-        rows = {name: array for name, array in state.arrays.items() if _is_row(name)}
+        rows = {name: array for name, array in state.arrays.items() if ".state." not in name}
         return FilePart({**state.arrays, **_own(rows), **self._between(begin, place)}, state.plain)
 
     def _between(self, begin: int, end: int) -> dict[str, mx.array]:
@@ -203,7 +205,7 @@ def resume(
             leaves = {**rest.arrays, **rest.plain}
             state = [(name.removeprefix(prefix), leaf) for name, leaf in leaves.items() if name.startswith(prefix)]
             cache.resume(len(tokens), tree_unflatten(state))
-        elif isinstance(cache, RowCache) and f"{index}.keys" in joined:
+        elif isinstance(cache, FullAttentionCache) and f"{index}.keys" in joined:
             keys, values = (joined.pop(f"{index}.{half}").computed() for half in ("keys", "values"))
             cache.adopt(keys, values, first=len(tokens) - keys.shape[2])
     mx.eval([cache.arrays for cache in sequence.caches])
@@ -261,16 +263,12 @@ def _has_windows(sequence: TreeSequence, place: int) -> bool:
     )
 
 
-def _row_caches(sequence: TreeSequence) -> list[tuple[int, RowCache]]:
-    return [(index, cache) for index, cache in enumerate(sequence.caches) if isinstance(cache, RowCache)]
+def _row_caches(sequence: TreeSequence) -> list[tuple[int, FullAttentionCache]]:
+    return [(index, cache) for index, cache in enumerate(sequence.caches) if isinstance(cache, FullAttentionCache)]
 
 
-def _seeing(sequence: TreeSequence, window: int) -> list[tuple[int, RowCache]]:
+def _seeing(sequence: TreeSequence, window: int | None) -> list[tuple[int, FullAttentionCache]]:
     return [(index, cache) for index, cache in _row_caches(sequence) if cache.window == window]
-
-
-def _is_row(name: str) -> bool:
-    return ".state." not in name
 
 
 def _own(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -284,12 +282,8 @@ def _bytes_of(array: mx.array) -> memoryview:
     return _memory_of(array).reshape(-1).view(np.uint8).data
 
 
-def _is_full(cache: LayerCache) -> bool:
-    return isinstance(cache, RowCache) and cache.window is None
-
-
 def _row_arrays(
-    sequence: TreeSequence, caches: Iterable[tuple[int, RowCache]], begin: int, end: int
+    sequence: TreeSequence, caches: Iterable[tuple[int, FullAttentionCache]], begin: int, end: int
 ) -> dict[str, mx.array]:
     """Keys and values of tokens [begin, end), not yet computed. A cache of no attention has none."""
     slots = sequence.slots(begin, end)

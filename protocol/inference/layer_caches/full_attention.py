@@ -11,9 +11,10 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from protocol.inference.layer_cache import (
     ROWS_TOGETHER,
     ForwardShape,
+    LayerCache,
     MaskKind,
-    RowCache,
     RowForm,
+    TreePositions,
     densest,
 )
 
@@ -93,11 +94,19 @@ _GROWTH = 256
 """Slots by which the arrays grow, as in mlx-lm's own cache."""
 
 
-class FullAttentionCache(RowCache):
-    """Arrays (1, heads, slots, size). A slot's rows hold the keys, or values, of its token.
+class FullAttentionCache(LayerCache):
+    """Arrays (1, heads, slots, size). A slot's rows hold the keys, or values, of its token. mlx-lm's layer calls it as
+    its own cache.
 
     A layer that computes no attention has a cache that stays empty.
     """
+
+    window: int | None = None
+    """Tokens that a token sees, itself included; None: all of its path."""
+    forgotten = 0
+    """Tokens, the first ones, whose rows it has let go."""
+    offset: int | TreePositions = 0
+    """For mlx-lm's layer: the first token's position if the positions are consecutive, else those of all tokens."""
 
     def __init__(self, stock: KVCache | RotatingKVCache) -> None:
         super().__init__(stock)
@@ -108,6 +117,15 @@ class FullAttentionCache(RowCache):
         """Slot behind the last forward."""
         self._base = 0
         """The first slot that has rows."""
+
+    def prepare(self, forward: ForwardShape) -> None:
+        self.forward = forward
+        # The layer reads it twice, and the device waits for that in every layer.
+        self.offset = forward.begin if forward.positions is None else TreePositions(forward.positions)
+
+    @property
+    def given(self) -> Any:
+        return self
 
     # Some layers replace the arrays by equal ones that depend on others. In fewer bits theirs are left as they are.
 
@@ -128,12 +146,15 @@ class FullAttentionCache(RowCache):
         self._values = (values,) if len(self._values) == 1 else self._values
 
     def quantized(self, bits: int, fused: bool) -> QuantizedRows | None:
+        """After a forward: the argument with which `encode` holds keys and values in so many bits; None if this cache
+        can't. `fused`: the layer's attention reads them so."""
         if not self._keys:
             return None
         sizes = self._keys[0].shape[-1], self._values[0].shape[-1]
         return quantized_rows(bits, sizes, fused)
 
     def encode(self, encoding: QuantizedRows) -> None:
+        """Before the first forward: hold keys and values in this form, which `quantized` gave for the layer."""
         self._encoding = encoding
         if encoding.fused:
             # mlx-lm's attention looks for these two attributes.
@@ -145,6 +166,8 @@ class FullAttentionCache(RowCache):
         return 0
 
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:
+        """The mask of the `length` tokens of the forward over all slots up to its last. With a `window_size`, a token
+        sees the last so many tokens of its path, itself included."""
         if window_size is not None and self.forward.begin + length > window_size:
             return self.forward.window_mask(length, window_size)
         if return_array and isinstance(self.forward.mask, str):
@@ -152,6 +175,8 @@ class FullAttentionCache(RowCache):
         return self.forward.mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write (1, heads, L, size) of the forward; keys and values of all slots up to its last, in the form that
+        mlx-lm's attention takes from the replaced cache."""
         begin = self.forward.begin
         self._end = begin + keys.shape[2]
         rows = slice(begin - self._base, self._end - self._base)
@@ -178,7 +203,27 @@ class FullAttentionCache(RowCache):
         return self._encoding.fetched(self._keys, seen), self._encoding.fetched(self._values, seen)
 
     def forget(self, slots: int, tokens: int) -> None:
-        """Every slot stays in sight."""
+        """With a `window`: no forward reads the first `slots` slots any more, which hold the first `tokens` tokens."""
+
+    def remember(self, tokens: int) -> None:
+        """Let `reach` find so many first tokens, also once rows behind the window are let go. The slots of these tokens
+        are their positions."""
+
+    def cut(self, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens, a number that `reach` has given."""
+
+    def shed(self) -> bool:
+        """Let `reach` find one place less that takes memory: the last one goes last. Whether there was one."""
+        return False
+
+    @property
+    def places(self) -> set[int]:
+        """The numbers of first tokens that it remembers."""
+        return set()
+
+    def first_row(self, tokens: int) -> int:
+        """The first token of which it has the rows up to so many first tokens, all of which it can go back to."""
+        return self.forgotten
 
     def reach(self, tokens: int) -> int:
         return tokens
@@ -213,6 +258,10 @@ class FullAttentionCache(RowCache):
 
     @property
     def row_form(self) -> RowForm | None:
+        """The form of `rows`, after the first forward; None if keys and values differ in it, or there are none.
+
+        Without it, `rows` and `adopt` are never called.
+        """
         if not self._keys:
             return None
         arrays = self._packed(slice(1))
@@ -220,6 +269,7 @@ class FullAttentionCache(RowCache):
         return forms.pop() if len(forms) == 1 else None
 
     def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
+        """Keys and values (1, heads, rows, size) of these slots, in their order; not yet computed."""
         if isinstance(slots, slice):
             return self._packed(slice(slots.start - self._base, slots.stop - self._base))
         return self._packed(slots - self._base)
@@ -229,6 +279,8 @@ class FullAttentionCache(RowCache):
         return self._encoding.packed(_taken(self._keys, held)), self._encoding.packed(_taken(self._values, held))
 
     def adopt(self, keys: mx.array, values: mx.array, first: int = 0) -> None:
+        """In an empty cache: use (1, heads, slots, size) as the contents of the slots from `first` on, which is above 0
+        only for a `window` that never looks before it. Slots without a token are room to grow."""
         self._keys, self._values = self._encoding.unpacked(keys), self._encoding.unpacked(values)
         self._base = self.forgotten = first
 

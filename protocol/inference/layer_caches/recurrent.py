@@ -10,7 +10,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from protocol.inference.layer_cache import ForwardShape
-from protocol.inference.layer_caches.state import RememberedStates
+from protocol.inference.layer_caches.state import FoldingCache
 from protocol.inference.recurrence import Recurrence, ShortConvolution, Unrolled, ancestry, reads, state_behind
 
 initialise_arrays: Callable[[ArraysCache, int], None] = vars(ArraysCache)["__init__"]
@@ -83,7 +83,7 @@ class _ReadArrays(ArraysCache):
         self._owner.put(index, entry)
 
 
-class RecurrentCache(RememberedStates):
+class RecurrentCache(FoldingCache):
     """Evaluates a tree from the state of the committed tokens. A path that is committed is folded into the state from
     the recorded inputs, by mlx-lm's own recurrence."""
 

@@ -8,15 +8,18 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx import utils
 
-from protocol.inference.layer_cache import FoldingCache, ForwardShape, densest
+from protocol.inference.layer_cache import ForwardShape, LayerCache, densest
 
 _flattened: Callable[[Any], list[tuple[str, Any]]] = vars(utils)["tree_flatten"]
 _MOST_REMEMBERED = 4
 """States remembered beside the current one. A state of a large model takes tens of megabytes."""
 
 
-class RememberedStates(FoldingCache):
-    """Goes back to remembered states, and to nothing."""
+class FoldingCache(LayerCache):
+    """Folds tokens into a state, which can be cut back only to where `reach` says: to remembered states, or to nothing.
+
+    It has no rows: its sequences are not exported to arenas or adopted from them.
+    """
 
     def __init__(self, stock: Any) -> None:
         super().__init__(stock)
@@ -37,6 +40,14 @@ class RememberedStates(FoldingCache):
     def _restore(self, state: Any) -> None:
         """Go on from a saved state, which stays as it is."""
 
+    @abstractmethod
+    def finish(self) -> None:
+        """Called after each forward is built. Raises LookupError if the layer used the cache in an unknown way."""
+
+    @abstractmethod
+    def commit(self, slots: Sequence[int], surviving: Collection[int]) -> None:
+        """Commit the tokens in these slots, in order; of the others, those in `surviving` slots stay."""
+
     def _states(self) -> dict[int, Any]:
         """States to go back to, by their tokens."""
         return self._remembered
@@ -45,18 +56,21 @@ class RememberedStates(FoldingCache):
         return max(each for each in (self._end, *self._states()) if each <= tokens)
 
     def cut(self, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens, a number that `reach` has given."""
         if tokens != self._end:
             self._restore(self._states()[tokens])
             self._end = tokens
         self._remembered = {each: state for each, state in self._remembered.items() if each <= tokens}
 
     def remember(self) -> None:
+        """Let `reach` find the committed tokens so far, also after later forwards."""
         self._remembered[self._end] = self._saved()
         if len(self._remembered) > _MOST_REMEMBERED + 1:
             # The last two are where the next turn, and another conversation with the same rules, branch off.
             del self._remembered[densest(list(self._remembered)[:-1])]
 
     def shed(self) -> bool:
+        """Let `reach` find one place less: the last one that was remembered goes last. Whether there was one."""
         places = [place for place in self._remembered if place]
         if places:
             del self._remembered[densest([0, *places]) if len(places) > 1 else places[0]]
@@ -64,12 +78,16 @@ class RememberedStates(FoldingCache):
 
     @property
     def places(self) -> set[int]:
+        """The numbers of first tokens, above 0, to which it can be cut."""
         return {self._end, *self._states()} - {0}
 
     def state(self, tokens: int) -> Any:
+        """The state behind so many tokens, one of `places`: a tree of lists and dicts, which no later forward
+        changes."""
         return self._saved() if tokens == self._end else self._states()[tokens]
 
     def resume(self, tokens: int, state: Any) -> None:
+        """In an empty cache: go on from what `state` gave."""
         self._restore(state)
         self._end = tokens
         self._remembered[tokens] = self._saved()
@@ -91,7 +109,7 @@ class RememberedStates(FoldingCache):
         return other
 
 
-class StockCache(RememberedStates):
+class StockCache(FoldingCache):
     """Any cache of mlx-lm, used as it is. It also goes back to the begin of the last forward. MLX copies an array when
     it is written to while a saved state holds it."""
 

@@ -17,7 +17,7 @@ from protocol.inference.forward_costs import (
     measured_costs,
 )
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.layer_cache import RowCache
+from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.messages.base import Level
 from protocol.paths import cache_folder
 from tests.support.models.architectures import tiny
@@ -222,7 +222,7 @@ def test_a_real_model_computes_behind_a_context_that_is_made_up(name: str, kind:
     arrays = sum(
         array.nbytes / array.shape[2]
         for cache in sequence.caches
-        if isinstance(cache, RowCache)
+        if isinstance(cache, FullAttentionCache)
         for array in cache.arrays
     )
 

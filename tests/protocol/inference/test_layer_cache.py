@@ -15,7 +15,6 @@ from mlx_lm.models.cache import KVCache
 
 from protocol.inference import tree_sequence
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.layer_cache import RowCache
 from protocol.inference.layer_caches import IMPLEMENTATIONS, full_attention
 from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.tree_sequence import TreeSequence
@@ -258,7 +257,9 @@ def test_rows_far_behind_a_window_are_let_go_and_the_rest_moves(monkeypatch: pyt
     assert len(text) - WINDOW - 6 <= sequence.forgotten <= len(text) - WINDOW - 3
     assert sequence.reach(len(text) - 3) == len(text) - 3
     assert sequence.reach(len(text) - 30) == 0
-    held = {cache.arrays[0].shape[2] for cache in sequence.caches if isinstance(cache, RowCache) and cache.window}
+    held = {
+        cache.arrays[0].shape[2] for cache in sequence.caches if isinstance(cache, FullAttentionCache) and cache.window
+    }
     assert max(held) < WINDOW + 24 < len(text)
     for shorter in (len(text) - 3, 20):
         sequence.truncate(shorter)

@@ -11,7 +11,7 @@ from mlx.utils import tree_map
 from protocol.inference import joint_forward, tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.layer_cache import RowCache
+from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
@@ -105,7 +105,7 @@ def holding(*layers: tuple[tuple[int, ...], tuple[int, ...]]) -> TreeSequence:
     """A sequence whose layers hold keys and values of these shapes."""
     sequence = TreeSequence(tree_model().network)
     for cache, (keys, values) in zip(sequence.caches, layers, strict=True):
-        assert isinstance(cache, RowCache)
+        assert isinstance(cache, FullAttentionCache)
         cache.adopt(mx.zeros(keys), mx.zeros(values))
     return sequence
 
