@@ -3,7 +3,6 @@
 Decides nothing.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,11 @@ import msgspec
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from protocol.errors import InputError
 from protocol.messages.base import Message, RequestId, Role
-from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
+from protocol.messages.worker import Forest, Grow, Hello, Prefilled, Reroot, Start, Stop, Verdict, Verify
 from protocol.security.private_files import open_private
-from protocol.worker.spans import ClockProbes, SpanKind, SpanRing
+from protocol.worker.spans import SpanKind, SpanRing
 
 _MAX_MESSAGES = 1 << 17
-_PROBES = 200
-"""Clock probes, sent to each worker one after the other as soon as it is up, while it is idle."""
 _LONGEST_LINE = 64 << 20
 """Bytes; the longest event holds a context's tokens. What is longer is no journal."""
 _FILE = "trace.json"
@@ -79,10 +76,6 @@ class Traced(msgspec.Struct, frozen=True):
     role: Role
     incarnation: int
     device: str
-    ahead: int
-    """Its clock minus the orchestrator's, in nanoseconds."""
-    error: int | None
-    """Largest error of `ahead` in nanoseconds; None if the worker answered no probe."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -100,7 +93,7 @@ def load_record(folder: Path) -> Record:
 
 
 class Recording:
-    """A `Trace` (`workers/pool.py`) that holds the newest spans, messages and clock offsets.
+    """A `Trace` (`workers/pool.py`) that holds the newest spans and messages.
 
     It writes them to `folder` at the end, and nothing before.
     """
@@ -114,7 +107,6 @@ class Recording:
         self._count = 0
         self._grows: dict[int, int] = {}
         self._hellos: dict[int, Hello] = {}
-        self._probes: dict[int, ClockProbes] = {}
         self._target_free: dict[RequestId, int] = {}
         """Since when the target has nothing to verify for a sequence; 0 until the end of the current step."""
 
@@ -135,9 +127,6 @@ class Recording:
                 self._keep(now, role, incarnation, message, self._grows[incarnation])
             case Hello():
                 self._hellos[incarnation] = message
-                self._probes[incarnation] = ClockProbes()
-            case Pong() if message.clock and incarnation in self._probes:
-                self._probes[incarnation].add(round(message.sent * 1e9), message.clock, now)
         self._ring.add(SpanKind.MESSAGE, self._since, now)
         self._since = now
 
@@ -166,13 +155,9 @@ class Recording:
         if since:
             self._ring.add(SpanKind.WAIT, since, began, verify.request, verify.round)
 
-    def probe(self, incarnation: int) -> Ping | None:
-        probes = self._probes.get(incarnation)
-        return Ping(time.perf_counter()) if probes is not None and len(probes) < _PROBES else None
-
     def save(self) -> None:
         self._ring.save(self._folder / "orchestrator.spans")
-        workers = tuple(self._worker(incarnation, hello) for incarnation, hello in self._hellos.items())
+        workers = tuple(Traced(hello.role, each, hello.device) for each, hello in self._hellos.items())
         record = Record(
             workers,
             tuple(msgspec.msgpack.decode(each, type=Seen) for each in self._seen),
@@ -184,11 +169,3 @@ class Recording:
     def _keep(self, at: int, role: Role, incarnation: int, message: ProfiledMessage, serial: int = 0) -> None:
         self._count += 1
         self._seen.append(msgspec.msgpack.encode(Seen(at, role, incarnation, serial, message)))
-
-    def _worker(self, incarnation: int, hello: Hello) -> Traced:
-        best = self._probes[incarnation].best
-        if best is None:
-            return Traced(hello.role, incarnation, hello.device, 0, None)
-        # An offset within the error is taken for 0: workers on this machine have the same clock.
-        ahead = best.ahead if abs(best.ahead) > best.error else 0
-        return Traced(hello.role, incarnation, hello.device, ahead, best.error)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 25
+VERSION = 26
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""

@@ -244,8 +244,6 @@ class Pong(Message, frozen=True):
     """Answer to Ping, between two units of work."""
 
     sent: Moment
-    clock: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
-    """Nanoseconds on the worker's clock, which its spans use; 0 from a worker without spans."""
 
 
 # The orchestrator to workers ---------------------------------------------------------------------

@@ -160,7 +160,7 @@ def run(worker: Worker, link: Link, patience: float | None = None) -> None:
                 take_cores(message.cores)
                 continue
             if isinstance(message, Ping):
-                link.send(Pong(message.sent, time.perf_counter_ns()))
+                link.send(Pong(message.sent))
                 # Trees are reference cycles, and a worker may never be idle. Collecting takes a millisecond.
                 gc.collect()
                 continue

@@ -1,16 +1,14 @@
-"""Records of a process's work: spans in a ring buffer of fixed size, and the offset of its clock from another's. Knows
-neither sockets nor models.
+"""Records of a process's work: spans in a ring buffer of fixed size. Knows neither sockets nor models.
 
 The orchestrator imports this and needs numpy for nothing else, so numpy is imported where spans are read.
 """
 
 import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,33 +96,3 @@ def load_spans(path: Path) -> "tuple[np.ndarray, int]":
         if file["spans"].dtype != SPAN:
             raise ValueError(f"{path} holds no spans")
         return file["spans"], int(file["lost"])
-
-
-class Offset(NamedTuple):
-    """In nanoseconds: the other clock minus ours is `ahead`, with an error of at most `error`."""
-
-    ahead: int
-    error: int
-    """Half the round trip of the best probe."""
-
-
-class ClockProbes:
-    """Keeps the best of many probes: the one with the shortest round trip, after NTP's clock filter
-    (RFC 5905, section 10). A probe of a busy peer takes long and has a large error."""
-
-    def __init__(self, kept: int | None = None) -> None:
-        """`kept`: the last probes, of which the best one counts, since links change and clocks drift; None for all."""
-        self._offsets: deque[Offset] = deque(maxlen=kept)
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def add(self, sent: int, theirs: int, received: int) -> None:
-        """Sent at `sent` and answered at `received` on our clock; `theirs` is the time on the other clock."""
-        error = (received - sent + 1) // 2
-        if error >= 0:
-            self._offsets.append(Offset(theirs - (sent + received) // 2, error))
-
-    @property
-    def best(self) -> Offset | None:
-        return min(self._offsets, key=lambda offset: offset.error, default=None)

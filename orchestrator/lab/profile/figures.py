@@ -177,8 +177,6 @@ class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True, rename={"request
     strategy: str
     machine: tuple[str, ...]
     prompt_tokens: int
-    clock_error: float | None
-    """Maximum error between the clocks of two processes, in seconds."""
     notes: tuple[str, ...]
     """Conditions that make figures invalid or incomplete."""
     requests: tuple[RequestProfile, ...]

@@ -135,7 +135,6 @@ def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None, most:
                 strategy=pipeline.strategy,
                 machine=(chip(), *(f"{life.worker.role}: {device_name(life.worker.device)}" for life in run.lives)),
                 prompt_tokens=results[0].statistics.prompt_tokens,
-                clock_error=None if run.clock_error is None else run.clock_error / 1e9,
                 notes=tuple(notes),
                 requests=requests,
                 expected=expected,
@@ -176,8 +175,6 @@ def _notes(note: str, run: TracedRun, alone: dict[str, WorkerLife], results: Seq
         for life in run.lives
         if life.worker.role in REPLAYED and life.spans and life.name not in alone
     ]
-    if run.clock_error is None:
-        notes.append("A worker sent no clock, so its spans may be shifted against the others.")
     if any(result.statistics.pace is not None and not result.statistics.pace.valid for result in results):
         notes.append("Too many forwards overran the pace: this machine is too slow for the device, or too busy.")
     return notes

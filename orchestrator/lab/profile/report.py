@@ -93,8 +93,6 @@ def _efficiency(request: RequestProfile) -> Cell:
 def _conditions(profile: ProfileFigures) -> Iterator[str]:
     asked = f"prompt of {profile.prompt_tokens} tokens, {profile.requests[0].repeats} times"
     yield f"{profile.strategy}, {asked}. {'; '.join(profile.machine)}."
-    if profile.clock_error is not None:
-        yield f"Clocks of the processes agree to ±{profile.clock_error * 1e6:.0f} µs."
 
 
 def _times(

@@ -64,12 +64,6 @@ class TracedRun:
         """Number of spans and messages that were overwritten by newer ones."""
         return self.dropped + sum(life.lost for life in self.lives)
 
-    @property
-    def clock_error(self) -> int | None:
-        """Maximum clock error of a worker in nanoseconds; None if a worker sent no clock."""
-        known = [life.worker.error for life in self.lives if life.worker.error is not None]
-        return max(known, default=None) if len(known) == len(self.lives) else None
-
 
 def load(folder: Path) -> TracedRun:
     """Raises PipelineError if the orchestrator left no trace there. A worker that left none has no spans."""
@@ -79,7 +73,7 @@ def load(folder: Path) -> TracedRun:
     except OSError as error:
         raise PipelineError("The pipeline ended before it could write its trace: run the profile again.") from error
     lives = tuple(load_life(folder / f"{each.role}-{each.incarnation}.spans", each) for each in record.workers)
-    return TracedRun(_spans(spans, 0), lives, tuple(sorted(record.seen, key=lambda seen: seen.at)), lost + record.lost)
+    return TracedRun(_spans(spans), lives, tuple(sorted(record.seen, key=lambda seen: seen.at)), lost + record.lost)
 
 
 def load_life(path: Path, worker: Traced) -> WorkerLife:
@@ -87,12 +81,11 @@ def load_life(path: Path, worker: Traced) -> WorkerLife:
     if not path.is_file():
         return WorkerLife(worker, ())
     spans, lost = load_spans(path)
-    return WorkerLife(worker, _spans(spans, worker.ahead), lost)
+    return WorkerLife(worker, _spans(spans), lost)
 
 
-def _spans(spans: np.ndarray, ahead: int) -> tuple[TracedSpan, ...]:
-    """`ahead`: the writer's clock minus the orchestrator's."""
+def _spans(spans: np.ndarray) -> tuple[TracedSpan, ...]:
     return tuple(
-        TracedSpan(SpanKind(kind), begin - ahead, end - ahead, sequence, round, tokens, serial)
+        TracedSpan(SpanKind(kind), begin, end, sequence, round, tokens, serial)
         for begin, end, sequence, round, serial, kind, tokens in spans.tolist()
     )

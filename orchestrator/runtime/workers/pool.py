@@ -20,7 +20,7 @@ from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError, PipelineError
 from protocol.messages.base import Message, Role
 from protocol.messages.remote import WorkerEntry, WorkerStatus
-from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
+from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Prefilled, Shutdown, ToWorker
 from protocol.transport import Stamp
 
 if TYPE_CHECKING:
@@ -74,9 +74,6 @@ class Trace:
 
     def sent(self, role: Role, incarnation: int, message: Message, began: int) -> None:
         """A message was sent to a worker."""
-
-    def probe(self, incarnation: int) -> Ping | None:
-        """The next clock probe for this worker, if any."""
 
     def save(self) -> None:
         """Write everything."""
@@ -314,12 +311,6 @@ class LocalWorkers:
         if incarnation in self._peers:
             self._hub.send(self._peers[incarnation], message, Stamp(self._epoch, incarnation))
 
-    def _probe(self, incarnation: int) -> None:
-        """Send the next clock probe of a profile, if any."""
-        ping = self._trace.probe(incarnation)
-        if ping is not None:
-            self._send(incarnation, ping)
-
     def _on_message(self, arrival: Arrival) -> Iterator[WorkerEventOrError]:
         epoch, incarnation = arrival.stamp
         child = next((c for c in self.supervisor.children.values() if c.incarnation == incarnation), None)
@@ -338,10 +329,6 @@ class LocalWorkers:
                     self._died.discard(child.seat)
                     yield WorkerNews(f"The {child.role} worker runs again.")
                 yield WorkerUp(incarnation, hello, shared_device=self.supervisor.shared_device(child.seat))
-                self._probe(incarnation)
-            case Pong() as pong:
-                yield Arrived(child.role, incarnation, pong)
-                self._probe(incarnation)
             case Fault(kind="fatal", text=text):
                 self._faults[incarnation] = text
             case message:

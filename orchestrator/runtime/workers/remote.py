@@ -155,7 +155,7 @@ class RemoteWorkers:
         for worker in self._registry:
             if worker.hello is not None:
                 worker.status = statuses.get(worker.incarnation, worker.status)
-                self._send(worker, self._registry.ping(worker, time.perf_counter_ns()))
+                self._send(worker, self._registry.ping(worker, time.perf_counter()))
             sent = self._send_control(worker, StatusUpdate(worker.life, worker.status, worker.round_trip))
             if worker.hello is None and not sent:
                 worker.lost = True
@@ -253,7 +253,7 @@ class RemoteWorkers:
                 self._refuse(worker.control, PipelineError(text or "The worker ended without a reason."))
                 yield self._remove(worker, text)
             case Pong() as pong:
-                if self._registry.pong(worker, pong, time.perf_counter_ns()):
+                if self._registry.pong(worker, pong, time.perf_counter()):
                     self._probe(worker)
                 self._features.acknowledge(worker, pong)
                 yield Arrived(worker.role, worker.incarnation, pong)
@@ -280,7 +280,7 @@ class RemoteWorkers:
                 yield Arrived(worker.role, worker.incarnation, message)
 
     def _probe(self, worker: RemoteWorker) -> None:
-        self._send(worker, self._registry.ping(worker, time.perf_counter_ns()))
+        self._send(worker, self._registry.ping(worker, time.perf_counter()))
 
     def _remove(self, worker: RemoteWorker, reason: str) -> WorkerDown:
         """Void a worker's stamp and send it a Shutdown."""

@@ -3,13 +3,13 @@
 Pure: times are arguments; knows no sockets. A machine is identified by its pinned key; it may lend several workers.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from protocol.messages.base import Role
 from protocol.messages.remote import Attach, WorkerEntry, WorkerStatus
 from protocol.messages.worker import Hello, Ping, Pong
-from protocol.worker.spans import ClockProbes
 
 _MAX_WORKERS = 15
 """Remote workers at once: the state machine accepts sixteen drafts, and one may be local."""
@@ -46,14 +46,15 @@ class RemoteWorker:
     status: WorkerStatus = "loading"
     lost: bool = False
     """A message to it could not be delivered."""
-    pending_ping: tuple[float, int] | None = None
-    """The unanswered Ping: its content, and when it was sent in nanoseconds."""
-    probes: ClockProbes = field(default_factory=lambda: ClockProbes(kept=16))
+    pending_ping: float | None = None
+    """When the unanswered Ping was sent."""
+    round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=_PROBES))
+    """Seconds, the last ones: of them the shortest counts, since one to a busy worker takes long."""
 
     @property
     def round_trip(self) -> float | None:
         """Seconds."""
-        return None if self.probes.best is None else 2e-9 * self.probes.best.error
+        return min(self.round_trips, default=None)
 
     def entry(self) -> WorkerEntry:
         """The worker in the owner's list."""
@@ -127,18 +128,18 @@ class RemoteRegistry:
         """Void a worker's stamp."""
         self._workers.pop(worker.incarnation, None)
 
-    def ping(self, worker: RemoteWorker, now: int) -> Ping:
-        """The Ping to send now; `now` in nanoseconds on the clock that offsets are measured against."""
-        worker.pending_ping = now * 1e-9, now
-        return Ping(worker.pending_ping[0])
+    def ping(self, worker: RemoteWorker, now: float) -> Ping:
+        """The Ping to send now."""
+        worker.pending_ping = now
+        return Ping(now)
 
-    def pong(self, worker: RemoteWorker, pong: Pong, now: int) -> bool:
+    def pong(self, worker: RemoteWorker, pong: Pong, now: float) -> bool:
         """Take in a Pong; True if another probe is needed. A Pong that answers no Ping is ignored."""
-        if worker.pending_ping is None or pong.sent != worker.pending_ping[0] or not pong.clock:
+        if pong.sent != worker.pending_ping:
             return False
-        worker.probes.add(worker.pending_ping[1], pong.clock, now)
+        worker.round_trips.append(now - pong.sent)
         worker.pending_ping = None
-        return len(worker.probes) < _PROBES
+        return len(worker.round_trips) < _PROBES
 
     def overdue(self, now: float) -> list[RemoteWorker]:
         """Workers to give up: unreachable, silent for too long, or not loaded in time."""

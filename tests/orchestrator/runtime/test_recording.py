@@ -1,12 +1,12 @@
-"""What the orchestrator's recording keeps: waits on purpose, messages with their times, other clocks."""
+"""What the orchestrator's recording keeps: waits on purpose, messages with their times."""
 
 from pathlib import Path
 
 import pytest
 
 from orchestrator.runtime.recording import Recording, load_record
-from protocol.messages.base import Message, NodeId, RequestId, Role
-from protocol.messages.worker import Grow, Hello, Pong, Prefilled, Verdict, Verify
+from protocol.messages.base import Message, NodeId, RequestId
+from protocol.messages.worker import Grow, Prefilled, Verdict, Verify
 from protocol.worker.spans import SpanKind, load_spans
 
 ONE = RequestId(1)
@@ -20,10 +20,6 @@ def verify(round: int) -> Verify:
 
 def grow(*tokens: int) -> Grow:
     return Grow(ONE, 0, (NodeId(1 << 62),) * len(tokens), tokens, (0.5,) * len(tokens), 1, 0.1)
-
-
-def hello(role: Role) -> Hello:
-    return Hello(role, "", "a model", "", 1, 1, "", "a device", 0)
 
 
 @pytest.fixture
@@ -80,25 +76,3 @@ def test_messages_come_back_in_order_with_their_serials(recording: Recording, tm
     assert isinstance(first, Grow)
     assert (first.parents, first.tokens, first.evaluated) == ((1 << 62, 1 << 62), (5, 6), 1)
     assert [seen.at for seen in record.seen] == sorted(seen.at for seen in record.seen)
-
-
-def test_a_clock_that_is_far_ahead_is_known_and_ours_is_left_alone(recording: Recording, tmp_path: Path):
-    lives: tuple[tuple[Role, int, int], ...] = (("target", 1, 0), ("draft", 2, 10**15))
-    for role, incarnation, ahead in lives:
-        recording.arrived(role, incarnation, hello(role))
-        while (ping := recording.probe(incarnation)) is not None:
-            recording.arrived(role, incarnation, Pong(ping.sent, recording.now() + ahead))
-    recording.save()
-
-    target, draft = load_record(tmp_path).workers
-    assert target.ahead == 0
-    assert draft.error is not None
-    assert abs(draft.ahead - 10**15) <= draft.error
-
-
-def test_a_worker_that_tells_no_time_has_an_unknown_clock(recording: Recording, tmp_path: Path):
-    recording.arrived("draft", 2, hello("draft"))
-    recording.arrived("draft", 2, Pong(1.0))
-    recording.save()
-
-    assert load_record(tmp_path).workers[0].error is None

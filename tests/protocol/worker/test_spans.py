@@ -1,6 +1,5 @@
 """Spans, clocks and traced workers: kept spans, lost spans, and unchanged behaviour."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from protocol.messages.base import NodeId, RequestId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Grow, Hello, Start, ToWorker, Verdict, Verify
-from protocol.worker.spans import ClockProbes, SpanKind, SpanRing, load_spans
+from protocol.worker.spans import SpanKind, SpanRing, load_spans
 from protocol.worker.tracing import TracedWorker, load_script, run_script, traced
 
 START = Start(RequestId(1), 0, (1, 2), NodeId(9), Sampling(), BestFirst(1, 1))
@@ -80,31 +79,6 @@ def test_a_file_with_other_arrays_is_no_spans(tmp_path: Path):
 
     with pytest.raises(ValueError, match="no spans"):
         load_spans(tmp_path / "other.npz")
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_noisy_probes_recover_a_clock_to_within_the_error_they_state(seed: int):
-    chance = random.Random(seed)
-    ahead = chance.randrange(-(10**12), 10**12)
-    probes = ClockProbes()
-    for _ in range(50):
-        sent = chance.randrange(10**9)
-        there, back = (int(chance.expovariate(1 / 100_000)) for _ in range(2))
-        probes.add(sent, sent + there + ahead, sent + there + back)
-
-    assert probes.best is not None
-    assert abs(probes.best.ahead - ahead) <= probes.best.error
-    assert probes.best.error < 50_000
-
-
-def test_the_quickest_possible_probe_wins():
-    probes = ClockProbes()
-    probes.add(100, 100, 50)
-    assert probes.best is None
-    for delay in (900, 20, 500):
-        probes.add(0, 1_000 + delay, 2 * delay)
-
-    assert probes.best == (1_000, 20)
 
 
 def test_traced_work_is_reported_by_kind_and_its_grow():

@@ -41,7 +41,6 @@ def test_replays_did_the_work_of_the_run_which_needs_no_notes(place: int, measur
     assert min(account.draft_alone or 0.0, account.target_alone or 0.0) > 0.0
     assert account.repeats == REPEATS
     assert measured.profile.notes == ()
-    assert measured.profile.clock_error is not None
 
 
 def test_all_files_are_there_and_a_trace_has_a_track_for_each_device_and_role(folder: Path):

@@ -34,7 +34,7 @@ FRAMES = [
         Verdict(ONE, 1, (NodeId(1),), 9, 0.1),
         Fault("lost", "gone", ONE),
         KvOffer(ONE, "lp-0123456789abcdef0123", 2, 4096, 0.0),
-        Pong(1.5, 7),
+        Pong(1.5),
     )
 ]
 
