@@ -23,7 +23,7 @@ _SILENCE_SECONDS: Mapping[Role, float] = {"draft": 10.0, "target": 60.0, "prefil
 """Time without a message after which a worker is given up. A target's or prefill worker's forward over a long chunk
 takes long; if its machine is gone, undeliverable messages show it earlier."""
 _PROBES = 16
-"""Clock probes, sent one after the other after the Hello; later ones come with the regular Pings."""
+"""Round trips measured one after the other behind the Hello; later ones come with the regular Pings."""
 
 
 @dataclass(slots=True)
