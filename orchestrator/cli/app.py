@@ -4,7 +4,7 @@ import importlib
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -58,32 +58,16 @@ _SECTIONS = {
 """The commands by their use, and where each one is, below `orchestrator.cli.commands`."""
 
 
-class CommandTable(MutableMapping[str, click.Command]):
-    """Imports a command when it is asked for, since all of them together take half a second."""
-
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._places = places
-        self._read: dict[str, click.Command] = {}
+class CommandTable(UserDict[str, Any]):
+    """Commands, or their places. A command is imported when it is asked for: all together take half a second."""
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self._read:
-            module, attribute = self._places[name].split(":")
+        if isinstance(place := self.data[name], str):
+            module, attribute = place.split(":")
             command = getattr(importlib.import_module(f"orchestrator.cli.commands.{module}"), attribute)
             read_environment(command, (name,))
-            self._read[name] = command
-        return self._read[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._read[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._read[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self._places, **self._read})
-
-    def __len__(self) -> int:
-        return len({**self._places, **self._read})
+            self.data[name] = command
+        return self.data[name]
 
 
 class Commands(Group):

@@ -9,7 +9,6 @@ from orchestrator.cli.pipeline_options import Command, option
 from protocol.contracts.engines import TargetEngineName
 from protocol.ineffective import SET, Ineffective
 from protocol.messages.client import PipelineState
-from protocol.messages.remote import Invitation
 
 _ASKED = Ineffective("the pipeline that is asked has its workers already", running=SET)
 _target_engine_option = option(
@@ -25,25 +24,16 @@ _target_engine_option = option(
 def listening_options(command: Command, *, required: bool = False) -> Command:
     """--listen and --target-engine, which are fields of `PipelineSettings`."""
     words = "Let workers of other machines in at HOST:PORT; port 0 picks one."
-    listen = option(
-        "--listen",
-        _ASKED,
-        metavar="HOST:PORT",
-        required=required,
-        help=words,
-    )
+    listen = option("--listen", _ASKED, metavar="HOST:PORT", required=required, help=words)
     return listen(_target_engine_option(command))
 
 
 def invited(owner: Owner, state: PipelineState, *, err: bool = False) -> None:
     """Print how a worker joins. `state`: of the pipeline. `err`: on stderr."""
-    click.echo(_welcome(owner.invite(), state), err=err)
-
-
-def _welcome(invitation: Invitation, state: PipelineState) -> str:
-    """How workers of other machines join, for the owner of a new pipeline."""
-    return (
+    invitation = owner.invite()
+    click.echo(
         f"On the other machine, within {invitation.seconds / 60:.0f} minutes:\n\n"
         f"  {attach_command(invitation, state)}\n\n"
-        "Another line: launch-pipeline workers invite\nWho is there: launch-pipeline workers list"
+        "Another line: launch-pipeline workers invite\nWho is there: launch-pipeline workers list",
+        err=err,
     )

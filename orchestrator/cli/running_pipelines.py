@@ -57,7 +57,9 @@ def running_pipeline(settings: PipelineSettings) -> Client | None:
             state = client.state(_ANSWER_SECONDS)
             # Another pipeline may have the address by now.
             ours = state.session == str(folder) and state.ready and "target" not in state.down
-            if ours and _same(settings.draft, state.draft) and state.target == _target(settings):
+            # Any draft will do if none is named: the text does not depend on it.
+            drafts = settings.draft is None or str(resolve(settings.draft, "draft")) == state.draft
+            if ours and drafts and state.target == _target(settings):
                 return client
     return None
 
@@ -84,11 +86,6 @@ def held(client: Client, every: float = _HELD_SECONDS) -> Iterator[Client]:
 def plain(settings: PipelineSettings) -> bool:
     """Whether all options but the models have their defaults."""
     return settings.changed(target=None, draft=None, listen=None) == PipelineSettings()
-
-
-def _same(draft: str | None, running: str) -> bool:
-    """Any draft will do if none is named: the text does not depend on it."""
-    return draft is None or str(resolve(draft, "draft")) == running
 
 
 def _target(settings: PipelineSettings) -> str:

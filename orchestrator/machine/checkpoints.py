@@ -72,7 +72,7 @@ def _resolved(name: str, role: Role, on_progress: OnProgress) -> Path:
         raise InputError(
             f"{name!r} is neither a folder nor a Hugging Face id: pass a folder, or owner/name for the {role}."
         )
-    return _downloaded(name)
+    return cached(name) or _fetched(name)
 
 
 def demo_model(role: Role) -> Path:
@@ -178,10 +178,6 @@ def _checked(folder: Path) -> Path:
         raise InputError(f"{folder} has no {WEIGHTS}: {_COMPLETE}; convert it with `mlx_lm.convert`.")
     model.require_complete()
     return folder
-
-
-def _downloaded(name: str) -> Path:
-    return cached(name) or _fetched(name)
 
 
 def cached(name: str) -> Path | None:

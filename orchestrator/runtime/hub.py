@@ -15,7 +15,7 @@ from orchestrator.machine.network import require_unused
 from orchestrator.runtime.guard import ZAP_DOMAIN, Guard
 from protocol.errors import InputError, WireError
 from protocol.messages.base import Message
-from protocol.messages.features import FeatureBlock, FeatureShipment
+from protocol.messages.features import FeatureBlock
 from protocol.messages.remote import KvBlock
 from protocol.security.keys import KeyPair
 from protocol.security.private_files import is_private
@@ -86,21 +86,13 @@ class Hub:
         """Where the hub listens; with the chosen port if the given one was 0."""
         return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def send(self, peer: bytes, message: Message, stamp: Stamp) -> bool:
-        """Queue a message; False if the peer is gone or its queue is full."""
+    def send(self, peer: bytes, message: Message, stamp: Stamp, *payload: bytes) -> bool:
+        """Queue a message, and the bytes of a block; False if the peer is gone or its queue is full."""
         try:
-            self.socket.send_multipart([peer, encode(message, stamp)], zmq.NOBLOCK)
+            self.socket.send_multipart([peer, encode(message, stamp), *payload], zmq.NOBLOCK)
         except zmq.Again:
             self.queue_full += 1
             return False
-        except zmq.ZMQError:
-            return False
-        return True
-
-    def ship(self, peer: bytes, shipment: FeatureShipment, stamp: Stamp) -> bool:
-        """Queue a block and its bytes, for which the peer's queue must have room; False if they were not queued."""
-        try:
-            self.socket.send_multipart([peer, encode(shipment.block, stamp), shipment.payload], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True

@@ -144,18 +144,9 @@ class Arena:
         return flat.reshape(layout.shape)
 
     def _require(self, layout: ArenaLayout, fingerprint: str, epoch: int) -> None:
-        if self.layout.dtype != layout.dtype:
-            raise ArenaMismatch(
-                f"KV arena {self.name} holds {self.layout.dtype.name}, {layout.dtype.name} is wanted: prefill again."
-            )
-        if self.layout != replace(layout, capacity=self.layout.capacity):
-            raise ArenaMismatch(
-                f"KV arena {self.name} has shape {self.layout.shape}, {layout.shape} is wanted: prefill again."
-            )
-        if self._header.model != model_key(fingerprint):
-            raise ArenaMismatch(f"KV arena {self.name} was written by another model: prefill again.")
-        if self._header.epoch != epoch:
-            raise ArenaMismatch(f"KV arena {self.name} is of epoch {self._header.epoch}, not {epoch}: prefill again.")
+        wanted = replace(layout, capacity=self.layout.capacity), model_key(fingerprint), epoch
+        if (self.layout, self._header.model, self._header.epoch) != wanted:
+            raise ArenaMismatch(f"KV arena {self.name} is of another model or another pipeline: prefill again.")
 
     def _require_whole(self, tokens: int) -> None:
         if self.committed < tokens:

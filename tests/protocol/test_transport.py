@@ -292,8 +292,8 @@ def test_a_link_drops_and_counts_what_breaks_the_protocol(ends: Ends):
 def test_features_arrive_with_their_bytes_in_order(ends: Ends):
     form = FeatureForm((1,), 2)
     (shipment,) = shipments(RequestId(1), 0, 5, form, ElementType.FLOAT32, np.ones((3, 2), np.float32))
-    assert ends.hub.ship(ends.peer, shipment, Stamp(8, 3))
-    assert ends.hub.ship(ends.peer, shipment, STAMP)
+    assert ends.hub.send(ends.peer, shipment.block, Stamp(8, 3), shipment.payload)
+    assert ends.hub.send(ends.peer, shipment.block, STAMP, shipment.payload)
     assert ends.hub.send(ends.peer, Ping(1.0), STAMP)
 
     arrived: list[Any] = []
@@ -305,7 +305,7 @@ def test_features_arrive_with_their_bytes_in_order(ends: Ends):
 def test_nothing_is_sent_to_an_unknown_peer(ends: Ends):
     (shipment,) = shipments(RequestId(1), 0, 5, FeatureForm((1,), 2), ElementType.FLOAT32, np.ones((3, 2), np.float32))
 
-    assert not ends.hub.ship(b"nobody", shipment, STAMP)
+    assert not ends.hub.send(b"nobody", shipment.block, STAMP, shipment.payload)
     assert not ends.hub.send(b"nobody", Ping(1.0), STAMP)
     assert ends.hub.queue_full == 0
 

@@ -65,7 +65,7 @@ class ChatConversation:
             self._said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def command(self, line: str) -> str:
-        """Carry out a line for which `is_command` holds; the reply. Raises InputError for a wrong command or value."""
+        """Carry out a line that begins with one slash; the reply. Raises InputError for a wrong command or value."""
         name, _, rest = line[1:].strip().partition(" ")
         commands: dict[str, Callable[[str], str]] = {
             "help": lambda _: HELP,
@@ -125,15 +125,6 @@ class ChatConversation:
         changed = structs.replace(self.params, **values)
         changed.submit("", "check")
         self.params = changed
-
-
-def is_command(line: str) -> bool:
-    return line.startswith("/") and not line.startswith("//")
-
-
-def without_escape(line: str) -> str:
-    """The message in a line for which `is_command` does not hold."""
-    return line[1:] if line.startswith("//") else line
 
 
 if TYPE_CHECKING:
@@ -272,13 +263,13 @@ def converse(screen: "Screen", conversation: ChatConversation, answerer: Answere
 
 
 def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, line: str) -> None:
-    """One message or command."""
-    if is_command(line):
+    """One command, or one message; two slashes begin one with a slash."""
+    if line.startswith("/") and not line.startswith("//"):
         words = conversation.command(line)
         if words:
             screen.note(words)
         return
-    question = without_escape(line)
+    question = line[1:] if line.startswith("//") else line
     with screen.answering() as shown:
         answer = answerer.answer(conversation, question, shown.show)
         # First of all: another Ctrl-C may end what follows.

@@ -43,7 +43,6 @@ from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_pr
 from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
-from protocol.messages.client import PipelineState
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 
@@ -336,20 +335,11 @@ def _record(
     with Pipeline(str(target), draft_engine=NO_DRAFT, strategy="ar", arena_memory=0) as pipeline:
         state, texts = pipeline.state(), []
         for task in tasks:
-            texts.append(_recorded_text(pipeline, task))
+            tokens = pipeline.generate(task.tokens, task.sampling()).tokens
+            texts.append(RecordedText(prompt=task.tokens, temperature=task.temperature, seed=task.seed, tokens=tokens))
             on_text("Recording")
-    return RecordedTexts(_header(state, fingerprint, len(texts)), texts)
-
-
-def _recorded_text(pipeline: Pipeline, task: GenerationTask) -> RecordedText:
-    tokens = pipeline.generate(task.tokens, task.sampling()).tokens
-    return RecordedText(prompt=task.tokens, temperature=task.temperature, seed=task.seed, tokens=tokens)
-
-
-def _header(state: PipelineState, fingerprint: str, texts: int) -> RecordedTarget:
-    return RecordedTarget(
-        model_fingerprint=fingerprint, vocabulary=state.vocabulary, context=state.context, texts=texts
-    )
+    sizes = {"vocabulary": state.vocabulary, "context": state.context, "texts": len(texts)}
+    return RecordedTexts(RecordedTarget(model_fingerprint=fingerprint, **sizes), texts)
 
 
 def _name(fingerprint: str, tasks: Sequence[GenerationTask]) -> str:

@@ -143,7 +143,7 @@ class ModelledLanguage:
         return random_token(self.seed, request, _TOKEN, position)
 
     def candidates(self, request: int, node: NodeId, position: int, on_target_path: bool, limit: int) -> Candidates:
-        accept = self.accept_at(request, position) if on_target_path else self._accept_off_path(node)
+        accept = self.accept_at(request, position) if on_target_path else self._accept(node, _DIFFICULTY)
         right = self.rank_at(request, position, accept) if on_target_path else math.inf
         tokens = [
             self.token(request, position) if rank == right else random_token(node, _OTHER, rank)
@@ -158,9 +158,6 @@ class ModelledLanguage:
     def rank_at(self, request: int, position: int, accept: float) -> float:
         """Rank of the target's token among the draft's guesses."""
         return self.acceptance.rank(accept, uniform(self.seed, request, _RANK, position, *self.draft))
-
-    def _accept_off_path(self, node: NodeId) -> float:
-        return self._accept(node, _DIFFICULTY)
 
     def _accept(self, *key: int) -> float:
         return self._by_difficulty[int(uniform(*key) * len(self._by_difficulty))]

@@ -405,7 +405,7 @@ class _FeatureShipping:
         """Send the blocks that are due. Those for which the queue has no room are lost."""
         stamp = Stamp(self._epoch, worker.incarnation)
         due = outlet.due()
-        queued = sum(self._hub.ship(worker.peer, shipment, stamp) for shipment in due.blocks)
+        queued = sum(self._hub.send(worker.peer, block, stamp, payload) for block, payload in due.blocks)
         ping = Ping(time.perf_counter())
         if queued and self._hub.send(worker.peer, ping, stamp):
             due.sent(queued, ping.sent)

@@ -9,12 +9,12 @@ import plistlib
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from protocol.errors import InputError, PipelineError
+from protocol.errors import PipelineError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,13 +116,10 @@ class SystemdUnit:
 
 
 def unit(definition: ServiceDefinition) -> str:
-    """The unit file. systemd ignores sections that begin with X-; ours has the arguments as JSON.
-
-    Raises InputError for a line break in a value, which a unit file can't hold.
-    """
+    """The unit file. systemd ignores sections that begin with X-; ours has the arguments as JSON."""
     command = " ".join(_quoted(word).replace("$", "$$") for word in (*definition.program, *definition.arguments))
     environment = (f"Environment={_quoted(f'{name}={value}')}" for name, value in definition.environment.items())
-    return _lines(
+    return "\n".join(
         [
             "# Written by `launch-pipeline service install`; `launch-pipeline service remove` deletes it.",
             "[Unit]",
@@ -147,6 +144,7 @@ def unit(definition: ServiceDefinition) -> str:
             "",
             "[X-launch-pipeline]",
             f"{_OURS}{json.dumps(definition.arguments)}",
+            "",
         ]
     )
 
@@ -155,13 +153,6 @@ def _quoted(word: str) -> str:
     """One word, in systemd.syntax's double quotes; % begins a specifier."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
-
-
-def _lines(lines: Iterable[str]) -> str:
-    found = list(lines)
-    if any("\n" in line or "\r" in line for line in found):
-        raise InputError("A service's options, its folder and its environment must have no line breaks: change them.")
-    return "\n".join(found) + "\n"
 
 
 LABEL = "launch-pipeline.serve"
