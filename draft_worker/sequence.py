@@ -188,7 +188,7 @@ class DraftSequence:
             yield Grow(
                 request=self.id,
                 round=self.round,
-                parents=tuple(_parent(node) for node in part),
+                parents=tuple(node.parent.id for node in part if node.parent is not None),
                 tokens=tuple(node.token for node in part),
                 probabilities=tuple(node.probability for node in part),
                 evaluated=evaluated,
@@ -414,8 +414,3 @@ class FeatureFedSequence(DraftSequence):
             self._held += self._backlog
             self._backlog = []
         self._feed.feed(self.engine, len(self._tokens))
-
-
-def _parent(node: Node) -> NodeId:
-    assert node.parent is not None, "the root is never published"
-    return node.parent.id

@@ -48,8 +48,8 @@ class Eagle3(nn.Module):
         self.fc = nn.Linear(joined, width, bias="fc" in form.biases)
         if form.mask_token is not None:
             self.mask_hidden = mx.zeros((1, 1, joined))
-        self.midlayer = Eagle3Layer(form)
-        self.layers = [Eagle3PlainLayer(form, f"layers.{number}") for number in range(form.layers - 1)]
+        self.midlayer = Eagle3Layer(form, "midlayer", 2 * width)
+        self.layers = [Eagle3PlainLayer(form, f"layers.{number}", width) for number in range(form.layers - 1)]
         self.norm = nn.RMSNorm(width, eps=eps)
         if form.own_head:
             self.lm_head = nn.Linear(width, form.head_size, bias=False)
@@ -95,17 +95,24 @@ class Eagle3(nn.Module):
         return [KVCache() for _ in range(self.form.layers)]
 
 
-class Eagle3Layer(nn.Module):
-    """A decoder layer whose attention reads embedding and feature side by side."""
+class _Eagle3Parts(nn.Module):
+    """Of a layer called `name`, whose attention reads `rows` numbers of each token."""
 
-    def __init__(self, form: Eagle3Form) -> None:
+    def __init__(self, form: Eagle3Form, name: str, rows: int) -> None:
         super().__init__()
         width, eps = form.width, form.norm_epsilon
-        self.self_attn = Eagle3Attention(form, "midlayer", 2 * width)
-        self.mlp = Eagle3Mlp(form, "midlayer")
+        self.self_attn = Eagle3Attention(form, name, rows)
+        self.mlp = Eagle3Mlp(form, name)
         self.input_layernorm = nn.RMSNorm(width, eps=eps)
-        self.hidden_norm = nn.RMSNorm(width, eps=eps)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+
+
+class Eagle3Layer(_Eagle3Parts):
+    """A decoder layer whose attention reads embedding and feature side by side."""
+
+    def __init__(self, form: Eagle3Form, name: str, rows: int) -> None:
+        super().__init__(form, name, rows)
+        self.hidden_norm = nn.RMSNorm(form.width, eps=form.norm_epsilon)
         self._norm_before_residual = form.norm_before_residual
 
     def __call__(self, embedded: mx.array, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
@@ -116,16 +123,8 @@ class Eagle3Layer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class Eagle3PlainLayer(nn.Module):
+class Eagle3PlainLayer(_Eagle3Parts):
     """A decoder layer as Llama's or Qwen's."""
-
-    def __init__(self, form: Eagle3Form, name: str) -> None:
-        super().__init__()
-        width, eps = form.width, form.norm_epsilon
-        self.self_attn = Eagle3Attention(form, name, width)
-        self.mlp = Eagle3Mlp(form, name)
-        self.input_layernorm = nn.RMSNorm(width, eps=eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
 
     def __call__(self, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), mask, cache)

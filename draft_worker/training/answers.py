@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import msgspec
@@ -45,6 +45,7 @@ _LOOP, _REPEATS = 5, 3
 _SHORTEST = 4
 """Tokens of the longest answer that the end of the time does not prevent."""
 
+_T = TypeVar("_T")
 Prompt = Sequence[Sequence[int]]
 """Tokens of a user's turns; each but the first also has what follows the answer before it."""
 
@@ -244,7 +245,7 @@ def divided(prompts: Sequence[Prompt], fewest: int, file: Path) -> tuple[list[Pr
     `file` keeps which ones were needed for that, so that none of them is trained on later.
     """
     hashes = [hashlib.sha256(msgspec.json.encode(prompt)).hexdigest() for prompt in prompts]
-    kept = _once_chosen(file)
+    kept = _kept(file, list[str]) or []
     chosen = {each for each in hashes if int(each[:8], 16) % _SHARE == 0 or each in kept}
     lacking = sorted({*hashes} - chosen)[: max(0, fewest - len(chosen))]
     if lacking:
@@ -257,9 +258,9 @@ def divided(prompts: Sequence[Prompt], fewest: int, file: Path) -> tuple[list[Pr
     ]
 
 
-def _once_chosen(file: Path) -> list[str]:
+def _kept(file: Path, kind: type[_T]) -> _T | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[str]) if file.is_file() else []
+        return msgspec.json.decode(file.read_bytes(), type=kind) if file.is_file() else None
     except (OSError, msgspec.MsgspecError) as error:
         raise InputError(f"{file} is damaged ({error}): pass another folder as --work.") from error
 
@@ -292,7 +293,7 @@ class _Owner(msgspec.Struct):
 def claim(work: Path, target: Target) -> None:
     """Note in `work` whose answers it holds. Raises InputError if they are another target's."""
     path, fingerprint = work / _TARGET, target.fingerprint
-    owner = _owner(path)
+    owner = _kept(path, _Owner)
     if owner is not None and owner.fingerprint == fingerprint:
         return
     if owner is not None and (answer_files(work) or answer_files(work / HELD_OUT)):
@@ -302,13 +303,6 @@ def claim(work: Path, target: Target) -> None:
         )
     with whole_file(path) as unfinished:
         unfinished.write_bytes(msgspec.json.encode(_Owner(fingerprint, str(target.folder))))
-
-
-def _owner(path: Path) -> _Owner | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Owner) if path.is_file() else None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InputError(f"{path} is damaged ({error}): pass another folder as --work.") from error
 
 
 def record_states(target: Target, work: Path, report: Report, over: Over = lambda _: False) -> None:

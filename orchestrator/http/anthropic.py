@@ -6,7 +6,7 @@ message. An answer is made from its events, so that both forms have the same con
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
@@ -159,10 +159,9 @@ class MessageAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        for event in self._content.events(result):
-            # Each event adds to the blocks.
-            for _ in self._events(event):
-                pass
+        # Each event adds to the blocks.
+        for _ in chain.from_iterable(map(self._events, self._content.events(result))):
+            pass
         told = [*self._prompt.warnings, *self._prompt.if_cut(results)]
         return self._message(_usage(usage(results, 1))) | sources(results) | warned(told)
 

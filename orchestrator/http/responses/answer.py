@@ -166,7 +166,16 @@ class MadeItem(Protocol):
     def item(self) -> OutputItem: ...
 
 
-class ResponseAnswer:
+class _Numbered:
+    _sent = 0
+    """Events of the response so far."""
+
+    def _numbered(self, content: dict[str, Any]) -> bytes:
+        self._sent += 1
+        return frame({**content, "sequence_number": self._sent - 1}, content["type"])
+
+
+class ResponseAnswer(_Numbered):
     """Renders the response to one request."""
 
     def __init__(
@@ -221,10 +230,6 @@ class ResponseAnswer:
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         response = self._finished(*results)
         return [self._numbered({"type": f"response.{response['status']}", "response": response})]
-
-    def _numbered(self, content: dict[str, Any]) -> bytes:
-        self._sent += 1
-        return frame({**content, "sequence_number": self._sent - 1}, content["type"])
 
     def _events(self, event: OutputEvent) -> Iterator[OutputItem]:
         parts, logprobs = self._content.parse(event), self._content.logprobs(event) or []
@@ -291,14 +296,13 @@ class ResponseAnswer:
         return {**self._head, **defaults, **more, "status": status, "output": [item.item for item in self._items]}
 
 
-class QueuedResponse(WaitingStream):
+class QueuedResponse(_Numbered, WaitingStream):
     """A created response that is queued. The answer continues its id and its numbers."""
 
     def __init__(self, model: str) -> None:
         head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": model}
         asked = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
         super().__init__(self._numbered, {**head, **asked, "error": None, "output": []}, _error)
-        self._sent = 0
 
     @property
     def state(self) -> dict[str, Any]:
@@ -313,10 +317,6 @@ class QueuedResponse(WaitingStream):
     def failed(self, error: ApiError) -> Iterable[bytes]:
         response = {**self.event, "status": "failed", "error": _error(error)}
         return [self._numbered({"type": "response.failed", "response": response})]
-
-    def _numbered(self, content: dict[str, Any]) -> bytes:
-        self._sent += 1
-        return frame({**content, "sequence_number": self._sent - 1}, content["type"])
 
 
 def _error(error: ApiError) -> dict[str, Any]:
