@@ -119,7 +119,7 @@ class ProgramFile:
         raw = self._raw(stored)
         if kind == _NIBBLES:
             # The first of two numbers is in the low four bits.
-            values = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[: _count(shape)]
+            values = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[: math.prod(shape)]
         else:
             values = np.frombuffer(raw.tobytes(), _TYPES[kind])
         return values.reshape(shape)
@@ -132,7 +132,7 @@ class ProgramFile:
         if kind != _NIBBLES and kind not in _TYPES:
             raise InputError(f"{self.path} has constants of type {kind}, which can't be read here.")
         raw = self._record(stored.key) if isinstance(stored.key, int) else np.frombuffer(stored.key, np.uint8)
-        needed = (_count(shape) + 1) // 2 if kind == _NIBBLES else _count(shape) * np.dtype(_TYPES[kind]).itemsize
+        needed = (math.prod(shape) + 1) // 2 if kind == _NIBBLES else math.prod(shape) * np.dtype(_TYPES[kind]).itemsize
         if len(raw) < needed:
             raise self.damage(f"a constant has {len(raw)} bytes, not {needed}")
         return raw[:needed]
@@ -206,10 +206,6 @@ class ProgramFile:
         if kind is None or tensor.kind not in _TYPES:
             raise self.damage(f"a constant of type {tensor.kind} has no value")
         return StoredTensor(self, tensor, np.array(getattr(tensor_value, kind).values, _TYPES[tensor.kind]).tobytes())
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)
 
 
 def _dimensions(tensor: Any) -> Iterator[int]:

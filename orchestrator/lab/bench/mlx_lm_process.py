@@ -160,7 +160,9 @@ def decode(networks: Networks, job: Job) -> JobResult:
         steps.close()
         # mlx-lm computes ahead: that work must not run into the next contender's time.
         mx.synchronize(generation_stream)
-    _require_recorded(tokens, networks.text(job))
+    text = networks.text(job)
+    if text is not None and tuple(tokens) != text.tokens[: len(tokens)]:
+        raise PipelineError("mlx-lm's tokens are not those of the recorded text: delete the recording and try again.")
     paced = device.take() if networks.paces else None
     return JobResult(tuple(tokens), tuple(drafted), ended - began, paced, tuple(arrivals))
 
@@ -184,11 +186,6 @@ def _steps(networks: Networks, job: Job, device: PacedDevice) -> Generator[tuple
 def _recorded_network(networks: Networks, text: RecordedText) -> RecordedNetwork:
     assert networks.texts is not None
     return RecordedNetwork(KnownText(text.whole, networks.texts.target.vocabulary))
-
-
-def _require_recorded(tokens: Sequence[int], text: RecordedText | None) -> None:
-    if text is not None and tuple(tokens) != text.tokens[: len(tokens)]:
-        raise PipelineError("mlx-lm's tokens are not those of the recorded text: delete the recording and try again.")
 
 
 def _plain(steps: Any) -> Generator[tuple[int, bool], None, None]:

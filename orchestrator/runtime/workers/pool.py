@@ -201,8 +201,6 @@ class LocalWorkers:
         self._trace = trace
         self.settled = False
         """The pipeline has been ready once: from now on a failing worker is not the user's mistake."""
-        self.stale = 0
-        """Messages with the stamp of an ended life."""
         self._epoch = epoch
         self._hub = Hub(context, session.worker_address, FromWorker)
         self._poller: zmq.Poller | None = None
@@ -315,7 +313,7 @@ class LocalWorkers:
         epoch, incarnation = arrival.stamp
         child = next((c for c in self.supervisor.children.values() if c.incarnation == incarnation), None)
         if epoch != self._epoch or child is None:
-            self.stale += 1
+            # It is of an ended life.
             return
         self._trace.arrived(child.role, incarnation, arrival.message)
         match arrival.message:
