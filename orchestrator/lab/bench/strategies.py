@@ -338,8 +338,10 @@ def _record(
             tokens = pipeline.generate(task.tokens, task.sampling()).tokens
             texts.append(RecordedText(prompt=task.tokens, temperature=task.temperature, seed=task.seed, tokens=tokens))
             on_text("Recording")
-    sizes = {"vocabulary": state.vocabulary, "context": state.context, "texts": len(texts)}
-    return RecordedTexts(RecordedTarget(model_fingerprint=fingerprint, **sizes), texts)
+    header = RecordedTarget(
+        model_fingerprint=fingerprint, vocabulary=state.vocabulary, context=state.context, texts=len(texts)
+    )
+    return RecordedTexts(header, texts)
 
 
 def _name(fingerprint: str, tasks: Sequence[GenerationTask]) -> str:
