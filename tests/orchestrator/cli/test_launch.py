@@ -1,6 +1,5 @@
 """Laws of `launch`: each program finds server, model and context, no option holds the key, and its end is its own."""
 
-import asyncio
 import json
 import os
 import signal
@@ -8,7 +7,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+from urllib.request import OpenerDirector
 
 import msgspec
 import pytest
@@ -144,6 +144,17 @@ def test_the_exit_code_is_the_programs(script: str, code: int):
     assert _run(script) == code
 
 
+def test_a_request_to_end_that_comes_before_the_program_is_known_reaches_it(monkeypatch: pytest.MonkeyPatch):
+    def started(*words: Any, real: Any = subprocess.Popen, **options: Any) -> subprocess.Popen[bytes]:
+        process = real(*words, **options)
+        signal.raise_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+
+    assert _run("import time; time.sleep(60)") == 128 + signal.SIGTERM
+
+
 def test_what_is_no_program_is_told(tmp_path: Path):
     (tmp_path / "broken").write_text("")
     program = AgentProgram(command="broken", install="", settings=lambda *_: Invocation())
@@ -230,16 +241,16 @@ def test_a_server_that_loads_is_not_ready_and_a_failed_one_says_why():
         _asked(listener).ready()
 
 
-class _LongLoad(asyncio.Event):
-    async def wait(self) -> Literal[True]:
-        await asyncio.sleep(0.3)
-        return True
-
-
 def test_one_of_several_models_is_loaded_before_it_is_asked_for_its_context(monkeypatch: pytest.MonkeyPatch):
     """Whether it knows tools is an answer that waits longer than others."""
-    monkeypatch.setattr("orchestrator.cli.commands.launch.server._ANSWER_SECONDS", 0.2)
-    models = FakeModels(held={"big": _LongLoad()}, failures={"other": "There is no such folder."})
+    patience: list[float] = []
+
+    def opened(*arguments: Any, timeout: float, real: Any = OpenerDirector.open) -> Any:
+        patience.append(timeout)
+        return real(*arguments, timeout=timeout)
+
+    monkeypatch.setattr(OpenerDirector, "open", opened)
+    models = FakeModels(failures={"other": "There is no such folder."})
     with running(models.listener()) as listener:
         server = _asked(listener)
         assert (server.models()[0], server.context("big")) == ("big", None)
@@ -247,6 +258,7 @@ def test_one_of_several_models_is_loaded_before_it_is_asked_for_its_context(monk
         assert not server.knows_tools("big")
 
         assert server.context("big") == READY.context
+        assert sorted(patience)[-1] > 10 * sorted(patience)[-2]
         with pytest.raises(PipelineError, match=r"can't serve other\. The model other can't be loaded\. There is no"):
             server.knows_tools("other")
 

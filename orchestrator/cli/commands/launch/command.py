@@ -102,24 +102,20 @@ def with_settings(environment: Mapping[str, str], settings: Mapping[str, str | N
 
 def _run(words: Sequence[str], invocation: Invocation, address: str) -> int:
     environment = with_settings({**invocation.defaults, **os.environ}, invocation.environment, address)
-    process: list[subprocess.Popen[bytes]] = []
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        for one in process:
-            one.send_signal(number)
-
+    early: list[int] = []
+    passing_on: list[Callable[[int], None]] = [early.append]
     # Handlers, since the program would inherit signals that are ignored.
-    with _handled({**dict.fromkeys(_KEYS, _nothing), **dict.fromkeys(_ENDINGS, pass_on)}):
+    endings = dict.fromkeys(_ENDINGS, lambda number, _: passing_on[-1](number))
+    with _handled({**dict.fromkeys(_KEYS, lambda *_: None), **endings}):
         try:
-            process.append(subprocess.Popen(words, env=environment))
+            process = subprocess.Popen(words, env=environment)
         except OSError as error:
             raise PipelineError(f"{words[0]} can't be started ({error.strerror}): install it again.") from error
-        code = process[0].wait()
+        passing_on.append(process.send_signal)
+        for number in early:
+            process.send_signal(number)
+        code = process.wait()
     return 128 - code if code < 0 else code
-
-
-def _nothing(_: int, __: FrameType | None) -> None:
-    pass
 
 
 @contextmanager
