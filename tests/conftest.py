@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
 import pytest
@@ -19,10 +20,10 @@ from hypothesis import settings
 from orchestrator import Pipeline, Result, SamplingParams
 from orchestrator.machine import checkpoints
 from orchestrator.machine.drafts import draft_choice
-from protocol.kv.segments import unlink_segment
-from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
+from protocol.kv.segments import sweep, unlink_segment
+from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE, segments_folder
 from tests.support.kernel_header import shared_header
-from tests.support.paths import DEMO_TARGET
+from tests.support.paths import DEMO_TARGET, ROOT
 
 HALF = (mx.float16, mx.bfloat16)
 
@@ -147,11 +148,18 @@ def exact_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def programs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands of whoever runs the tests find no server and no pipeline of theirs, nor do those of another test that
-    runs at the same time."""
+    runs at the same time. What a killed run leaves in shared memory, the next one of this checkout removes."""
+    run = f"{crc32(bytes(ROOT)):x}-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+    registry = Path(f"{segments_folder()}-{run}")
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(prefix="lp-", dir="/tmp") as sessions:
         patch.setenv(SESSIONS_VARIABLE, sessions)
         patch.setenv(SERVERS_VARIABLE, str(tmp_path_factory.mktemp("servers") / "running"))
+        patch.setenv(SEGMENTS_VARIABLE, str(registry))
+        sweep()
         yield
+        sweep()
+    with suppress(OSError):
+        registry.rmdir()
 
 
 @pytest.fixture(scope="session")

@@ -28,23 +28,28 @@ _PROGRAM = re.compile(
 
 
 def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:
-    """The first true value of `condition`; TimeoutError after `seconds` without one."""
-    deadline = time.monotonic() + seconds
+    """The first true value of `condition`; TimeoutError after `seconds` without one. A look counts as a second at most,
+    so that no wait ends because this process was halted."""
+    waited, last = 0.0, time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        if waited > seconds:
             raise TimeoutError(f"still {value!r} after {seconds} s")
         time.sleep(_POLL_SECONDS)
+        waited, last = waited + min(1.0, (now := time.monotonic()) - last), now
     return value
 
 
 def members(mark: str) -> dict[str, int]:
     """Process ids of a pipeline's live processes by program, orchestrator included."""
-    listing = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,command="], capture_output=True, text=True, check=True)
+    words = ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="]
+    listing = subprocess.run(words, capture_output=True, text=True, check=True)
+    rows = [[*line.split(None, 2), ""][:3] for line in listing.stdout.splitlines()]
+    commands = {pid: command for pid, _, command in rows if mark in command}
     found: dict[str, int] = {}
-    for line in listing.stdout.splitlines():
-        pid, _, command = line.strip().partition(" ")
-        program = _PROGRAM.search(command)
-        if program and mark in command:
+    for pid, parent, command in rows:
+        program = _PROGRAM.search(command) if pid in commands else None
+        # Until a process runs its own program it shows that of the one that starts it.
+        if program and commands.get(parent) != command:
             found[program[1]] = int(pid)
     return found
 
