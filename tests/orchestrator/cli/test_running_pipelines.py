@@ -8,22 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import Pipeline, SamplingParams
+from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.running_pipelines import held, keeps_running, minutes_to_keep, running_pipeline
 from orchestrator.runtime.session import Session, end_kept
 from protocol.errors import PipelineError
 from protocol.security.private_files import is_private
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
-from tests.support.processes import shoot, until
+from tests.support.processes import inject, members, shoot, until
 
+SEEN = """
+from orchestrator.runtime import loop
+
+def restore(self, *told, real=loop.Session.restore, **named):
+    offered = real(self, *told, **named)
+    if offered is not None:
+        open({seen!r}, "w").close()
+    return offered
+
+loop.Session.restore, loop._PING_SECONDS = restore, 0.2
+"""
+"""The orchestrator tells that it has seen that it is offered, and looks more often."""
 MODELS = PipelineSettings(target=str(DEMO_TARGET), draft=str(DEMO_DRAFT))
 
 
 @pytest.fixture
 def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for all sessions, with no other test's."""
+    """A folder for all sessions, with no other test's. A busy machine may answer late."""
     monkeypatch.setattr("orchestrator.runtime.session.sessions_folder", lambda: tmp_path / "s")
+    monkeypatch.setattr("orchestrator.cli.running_pipelines._ANSWER_SECONDS", 20.0)
     return tmp_path / "s"
 
 
@@ -48,20 +61,23 @@ def test_one_that_lasts_is_found():
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("left", [False, True], ids=["", "left"])
 @pytest.mark.parametrize("lost", [lambda folder: (folder / "lasting").unlink(), shutil.rmtree], ids=["file", "folder"])
-def test_one_whose_files_went_is_found_again(sessions: Path, lost: Callable[[Path], None], left: bool):
+def test_one_whose_files_went_is_found_again(
+    sessions: Path, lost: Callable[[Path], None], left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen = tmp_path / "seen"
+    inject(monkeypatch, tmp_path, "orchestrator", SEEN.format(seen=str(seen)))
     with Pipeline(settings=MODELS) as pipeline:
         keeps_running(pipeline, MODELS)
-        # It has seen that it is offered.
-        time.sleep(2.5)
+        until(seen.exists)
         if left:
             pipeline.leave(60.0)
         (folder,) = sessions.glob("lp-*")
         lost(folder)
 
-        found = until(lambda: running_pipeline(MODELS), 30)
-        shoot(pipeline, "draft_worker")
-        until(lambda: "draft" in found.state().down, 30)
-        until(lambda: not found.state().down, 60)
+        found = until(lambda: running_pipeline(MODELS))
+        worker = shoot(pipeline, "draft_worker")
+        until(lambda: members(str(folder)).get("draft_worker", worker) != worker)
+        until(lambda: not found.state().down)
         assert is_private(folder.stat())
         assert [each.folder for each in end_kept()] == [folder] * left
     assert not list(sessions.glob("lp-*"))
@@ -80,23 +96,32 @@ def test_one_whose_place_others_can_enter_by_now_ends_with_a_sentence(sessions: 
     assert re.fullmatch(r"The pipeline's folder was removed, so it ends\. .* must be yours alone: .*", words)
 
 
-def test_one_that_is_left_ends(sessions: Path):
-    for ends in (lambda: time.sleep(1.5), lambda: end_kept(), lambda: Session.create().remove()):
-        with Pipeline(settings=MODELS) as pipeline:
-            pipeline.leave(1.0)
-        found = running_pipeline(MODELS)
-        assert found is not None
-        assert found.generate("def f(", SamplingParams(max_tokens=2)).text
+def left(seconds: float) -> Client:
+    """One that a command leaves, as the next one finds it."""
+    with Pipeline(settings=MODELS) as pipeline:
+        pipeline.leave(seconds)
+    found = running_pipeline(MODELS)
+    assert found is not None
+    assert found.generate("def f(", SamplingParams(max_tokens=2)).text
+    return found
 
-        with held(found, every=0.2):
-            time.sleep(1.5)
-            assert running_pipeline(MODELS) is not None
-        ends()
-        last = time.monotonic() + 30
-        while list(sessions.glob("lp-*")) and time.monotonic() < last:
-            time.sleep(0.05)
-        assert not list(sessions.glob("lp-*"))
-        assert running_pipeline(MODELS) is None
+
+def test_one_that_is_left_ends_when_nobody_has_asked_it_for_a_while(sessions: Path):
+    with held(left(2.0), every=0.2):
+        time.sleep(2.5)
+        assert running_pipeline(MODELS) is not None
+
+    until(lambda: not list(sessions.glob("lp-*")))
+    assert running_pipeline(MODELS) is None
+
+
+@pytest.mark.parametrize("begin", [end_kept, lambda: Session.create().remove()])
+def test_one_that_is_left_ends_when_another_begins(sessions: Path, begin: Callable[[], object]):
+    left(60.0)
+    begin()
+
+    until(lambda: not list(sessions.glob("lp-*")))
+    assert running_pipeline(MODELS) is None
 
 
 def test_a_terminal_keeps_small_models_and_scripts_keep_what_they_say(monkeypatch: pytest.MonkeyPatch):
