@@ -1,8 +1,10 @@
 """Laws of connections: a client that sends or reads slowly holds nothing for long."""
 
+import asyncio
 import json
 import socket
-import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -129,7 +131,10 @@ def test_a_client_that_reads_nothing_ends_its_connection(body: bytes):
 def test_a_client_that_stops_reading_frees_its_place_while_its_text_goes_on():
     pipeline = FakePipeline(lambda _: [*["word"] * 2000, None])
 
-    with listening(pipeline, limits=SHORT, most_open=1) as server, server.client(request("POST", CHAT, body=STREAM)):
+    with (
+        listening(pipeline, limits=SHORT, most_open=1) as server,
+        server.client(request("POST", CHAT, body=STREAM), receive_buffer=4096),
+    ):
         until(lambda: pipeline.stuck.is_set(), SECONDS)
         until(lambda: pipeline.running == 0, SECONDS)
         pipeline.pieces = lambda _: ["Hello"]
@@ -137,22 +142,39 @@ def test_a_client_that_stops_reading_frees_its_place_while_its_text_goes_on():
             assert status(other) == 200
 
 
-def test_a_client_that_reads_slowly_is_waited_for_until_it_stops():
+def test_a_client_that_reads_slowly_is_waited_for_until_it_stops(monkeypatch: pytest.MonkeyPatch):
+    """The test says when the time of a client is over."""
     pipeline = FakePipeline(lambda _: ["word " * 200_000] * 16)
-    limits = ConnectionLimits(write_seconds=2.0)
+    limits = ConnectionLimits(write_seconds=777.0)
+    deadlines: list[Callable[[], object]] = []
 
+    def call_later(
+        loop: asyncio.AbstractEventLoop,
+        delay: float,
+        *then: Any,
+        real: Any = asyncio.BaseEventLoop.call_later,
+        **named: Any,
+    ) -> asyncio.TimerHandle:
+        timer = real(loop, delay, *then, **named)
+        if delay == limits.write_seconds:
+            deadlines.append(lambda: loop.call_soon_threadsafe(lambda: timer.cancelled() or then[0]()))
+        return timer
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", call_later)
     with (
         listening(pipeline, limits=limits) as server,
         server.client(request("POST", CHAT, body=STREAM), receive_buffer=4096) as client,
     ):
-        until(lambda: pipeline.running == 0 and pipeline.asked, SECONDS)
+        until(lambda: pipeline.running == 0 and pipeline.asked and deadlines, SECONDS)
         for _ in range(6):
-            read = 0
-            while read < 200_000:
-                read += len(client.recv(1 << 16))
-            time.sleep(0.5)
+            read, before = 0, len(deadlines)
+            while read < 1_000_000:
+                read += len(part := client.recv(1 << 16))
+                assert part
+            deadlines[-1]()
+            until(lambda before=before: len(deadlines) > before, SECONDS)
         assert server.connections == 1
-        until(lambda: server.connections == 0, SECONDS)
+        until(lambda: deadlines[-1]() and server.connections == 0, SECONDS)
 
 
 # What a stranger can do to others ----------------------------------------------------------------

@@ -108,10 +108,9 @@ def test_the_end_of_all_begins_with_a_request(stage: Stage):
 @pytest.mark.parametrize("stage", [("aloof",)], indirect=True)
 def test_a_worker_that_lets_go_of_its_parent_is_not_waited_for(stage: Stage):
     """Its life socket has ended, it has not: everybody else would wait."""
-    began = time.monotonic()
-    cause = stage.supervisor.reap("draft", began)
+    cause = stage.supervisor.reap("draft", time.monotonic())
 
-    assert time.monotonic() - began < 1.0
+    assert stage.child.process.poll() is None
     assert cause.startswith("closed its connection")
     until(lambda: "SIGTERM" in stage.heard())
     stage.supervisor.forget("draft")
