@@ -19,7 +19,7 @@ from protocol.messages.remote import WorkerEntry
 from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
 from tests.end_to_end.test_kv_pipeline import arenas
-from tests.support.processes import generate_while, of_draft, until
+from tests.support.processes import generate_while, of_worker, until
 
 PROMPT = "def quicksort(items):"
 PARAMS = SamplingParams(max_tokens=160)
@@ -263,7 +263,7 @@ def test_workers_of_other_machines_evaluate_a_repeated_prompt_once_if_the_owner_
     options: dict[str, Any] = {} if kept else {"arena_memory": 0}
 
     def adopted_by_the_draft() -> int:
-        return max((message.adopted for message in of_draft(journal, Prefilled)), default=0)
+        return max((message.adopted for message in of_worker(journal, Prefilled)), default=0)
 
     with (
         Pipeline(

@@ -10,7 +10,7 @@ from protocol.messages.worker import Grow
 from tests.conftest import Reference
 from tests.support.models.coreml_programs import converted_demo
 from tests.support.paths import DEMO_DRAFT
-from tests.support.processes import of_draft, until
+from tests.support.processes import of_worker, until
 
 TEXTS = (
     "def quicksort(items):",
@@ -23,7 +23,7 @@ CODEC = TextCodec(DEMO_DRAFT)
 
 def shared_steps(journal: Path) -> int:
     """Growth steps that grew several requests' trees."""
-    return sum(message.forward_nodes > 0 for message in of_draft(journal, Grow))
+    return sum(message.forward_nodes > 0 for message in of_worker(journal, Grow))
 
 
 @pytest.mark.thorough

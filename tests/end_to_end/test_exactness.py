@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +13,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.grammar import Thought
 from tests.conftest import Reference
 from tests.support.paths import DEMO_TARGET
+from tests.support.processes import until
 
 PROMPTS = (
     "def quicksort(items):",
@@ -68,11 +69,15 @@ def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: R
 def test_a_request_may_have_a_k_of_its_own(pipeline: Pipeline, reference: Reference, draft_tokens: int):
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=24)
 
-    own = pipeline.generate(PROMPTS[1], replace(params, draft_tokens=draft_tokens))
+    def depths() -> Sequence[float]:
+        own = pipeline.generate(PROMPTS[1], replace(params, draft_tokens=draft_tokens))
+        assert own.tokens == reference(PROMPTS[1], params).tokens
+        return own.statistics.acceptance_by_depth
 
-    assert own.tokens == reference(PROMPTS[1], params).tokens
+    depths()
     if pipeline.strategy == "sd":
-        assert 1 <= len(own.statistics.acceptance_by_depth) <= draft_tokens
+        # On a busy machine the draft may be late.
+        assert len(until(depths)) <= draft_tokens
 
 
 @pytest.mark.sampled(2)

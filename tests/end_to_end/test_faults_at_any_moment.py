@@ -63,7 +63,7 @@ def test_a_worker_that_dies_or_stops_at_any_moment_changes_no_token(
         for pid in known:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-    until(lambda: not remains(name), seconds=5.0)
+    until(lambda: not remains(name))
 
 
 @contextmanager

@@ -14,22 +14,27 @@ from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, PipelineError, Result, SamplingParams
 from orchestrator.runtime.notices import Notice
+from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 from tests.conftest import Reference
+from tests.support.paths import DEMO_TARGET
 from tests.support.processes import generate_while, inject, mark, members, remains, shoot, until
 
 PROMPT = "def quicksort(items):"
 PARAMS = SamplingParams(temperature=0.7, seed=12, max_tokens=80)
+PACE = "m4-16gb-qwen2.5-3b"
+"""At this pace an answer is under way for seconds on any machine."""
+ENDLESS = SamplingParams(max_tokens=2000, logit_bias=dict.fromkeys(TextCodec(DEMO_TARGET).eos, -100.0))
 
 
 @pytest.fixture(params=["adaptive", pytest.param("ssd", marks=pytest.mark.slow)])
 def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
     """A pipeline of the test's own; whatever happens in it, nothing is left of it."""
-    pipeline = Pipeline(strategy=request.param)
+    pipeline = Pipeline(strategy=request.param, pace=PACE)
     with pipeline:
         name = mark(pipeline)
         yield pipeline
-    until(lambda: not remains(name), seconds=2.0)
+    until(lambda: not remains(name))
 
 
 FATAL = """
@@ -114,9 +119,9 @@ def test_a_request_outlives_a_standstill_of_the_whole_pipeline(pipeline: Pipelin
 def test_without_its_orchestrator_a_pipeline_says_so_and_its_workers_end(pipeline: Pipeline):
     name = mark(pipeline)
     with pytest.raises(PipelineError, match=r"^The orchestrator ended unexpectedly; start it again\."):
-        generate_while(pipeline, PROMPT, PARAMS, 2, lambda: shoot(pipeline, "orchestrator"))
+        generate_while(pipeline, PROMPT, ENDLESS, 2, lambda: shoot(pipeline, "orchestrator"))
 
-    until(lambda: not members(name), seconds=2.0)
+    until(lambda: not members(name))
 
 
 @pytest.mark.thorough
@@ -139,8 +144,8 @@ def test_clients_of_a_dead_pipeline_are_told_so(pipeline: Pipeline):
 def test_nothing_outlives_the_process_that_opened_the_pipeline():
     program = f"""
 from orchestrator import Pipeline, SamplingParams
-with Pipeline() as pipeline:
-    for piece in pipeline.stream({PROMPT!r}, SamplingParams(max_tokens=2000)):
+with Pipeline(pace={PACE!r}) as pipeline:
+    for piece in pipeline.stream({PROMPT!r}, SamplingParams(max_tokens=2000, logit_bias={ENDLESS.logit_bias})):
         print(pipeline.address, flush=True)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
@@ -151,4 +156,4 @@ with Pipeline() as pipeline:
 
         parent.kill()
 
-    until(lambda: not remains(name), seconds=5.0)
+    until(lambda: not remains(name))

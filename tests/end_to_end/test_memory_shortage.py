@@ -42,7 +42,7 @@ def short_of_memory(
     with pipeline:
         name = mark(pipeline)
         yield pipeline
-    until(lambda: not remains(name), seconds=2.0)
+    until(lambda: not remains(name))
 
 
 @pytest.mark.parametrize("short_of_memory", ["target_worker"], indirect=True)

@@ -27,7 +27,7 @@ from tests.support.models.coreml_programs import converted_demo
 from tests.support.models.tokenizer_files import with_added_token, with_other_tokenizer
 from tests.support.models.trained_drafters import write_target
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET, ROOT
-from tests.support.processes import generate_while, inject, mark, members, of_draft, remains, shoot, state, until
+from tests.support.processes import generate_while, inject, mark, members, of_worker, remains, shoot, state, until
 
 LOOP = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
 IDS, MANY_IDS = tuple(range(2, 38)), tuple(range(2, 152))
@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
     def fed(self) -> bool:
         """The draft grew with the features of all tokens before its root."""
-        return any(grow.tokens and grow.staleness == 0 for grow in of_draft(self.journal, Grow))
+        return any(grow.tokens and grow.staleness == 0 for grow in of_worker(self.journal, Grow))
 
     def told_of_no_use(self) -> bool:
         """Once."""

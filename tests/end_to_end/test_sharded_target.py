@@ -51,7 +51,7 @@ def pipeline(hosts: Path) -> Iterator[Pipeline]:
     """A divided pipeline of the test's own; none of its ranks is left."""
     with Pipeline(target_hosts=str(hosts)) as pipeline:
         yield pipeline
-    until(lambda: not ranks(hosts), seconds=5.0)
+    until(lambda: not ranks(hosts))
 
 
 def ranks(hosts: Path) -> dict[int, int]:
@@ -132,7 +132,7 @@ def test_a_rank_without_memory_ends_with_a_sentence_and_all_start_anew(
         assert result.tokens == reference(PROMPT, SETTINGS[0]).tokens
         assert set(before.values()).isdisjoint(ranks(hosts).values()), "all ranks start anew"
         assert f"Rank {rank} of 2 ran out of memory: it held" in told, told
-    until(lambda: not ranks(hosts), seconds=5.0)
+    until(lambda: not ranks(hosts))
 
 
 @pytest.mark.slow

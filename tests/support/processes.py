@@ -16,6 +16,7 @@ from orchestrator import Pipeline, Result, SamplingParams
 from orchestrator.core.events import Arrived
 from orchestrator.runtime.recording import replay
 from protocol.kv.segments import stale_segments
+from protocol.messages.base import Role
 from protocol.paths import sessions_folder
 
 T = TypeVar("T")
@@ -105,8 +106,8 @@ def started_with(variable: str) -> list[str]:
     return [line for line in lines if int(line.split(maxsplit=1)[0]) != os.getpid()]
 
 
-def of_draft(journal: Path, kind: type[T]) -> list[T]:
-    """Of a pipeline that is recorded there: the draft's messages of a kind so far, in order."""
+def of_worker(journal: Path, kind: type[T], role: Role = "draft") -> list[T]:
+    """Of a pipeline that is recorded there: a worker's messages of a kind so far, in order."""
     events = [event for event, _ in replay(journal)]
-    said = [event.message for event in events if isinstance(event, Arrived) and event.role == "draft"]
+    said = [event.message for event in events if isinstance(event, Arrived) and event.role == role]
     return [message for message in said if isinstance(message, kind)]

@@ -58,7 +58,7 @@ class Command:
             output, errors = self.process.communicate(self._stdin, timeout=seconds)
         finally:
             self.process.kill()
-        until(lambda: not remains(self.mark), seconds=3.0)
+        until(lambda: not remains(self.mark))
         return self.process.returncode, output, errors
 
 
@@ -101,7 +101,7 @@ def address(port: int) -> Iterator[str]:
     assert command.stdout.readline() == f"Ready at tcp://127.0.0.1:{port}\n"
     yield f"tcp://127.0.0.1:{port}"
     command.interrupt()
-    code, _, errors = command.end(5.0)
+    code, _, errors = command.end()
     assert (code, errors.strip()) == (130, "Interrupted.")
 
 
@@ -284,7 +284,7 @@ def test_ctrl_c_while_generating_ends_everything(times: int):
     for _ in range(times):
         command.interrupt()
 
-    code, _, errors = command.end(5.0)
+    code, _, errors = command.end()
     assert code in (130, -signal.SIGINT)
     assert own_lines(errors) in (["Interrupted."], [])
 
