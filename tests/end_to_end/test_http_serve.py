@@ -18,6 +18,7 @@ from orchestrator.cli.app import cli
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
+from protocol.messages.telemetry import MAX_ROUNDS
 from tests.conftest import Reference
 from tests.orchestrator.cli.test_cli import Command
 from tests.support.paths import DEMO_TARGET
@@ -206,9 +207,10 @@ def test_who_watches_sees_each_round_of_a_text_as_it_comes(serving: Serving):
     with serving.client.stream("GET", "/v1/pipeline/events") as response:
         lines = (line for line in response.iter_lines() if line.startswith("data: "))
         hello, status, _ = (json.loads(next(lines).removeprefix("data: ")) for _ in range(3))
-        said = serving.post(COMPLETIONS, prompt=PROMPT, temperature=0.0, max_tokens=24)["choices"][0]["text"]
-        while sum(verified["committed"] for verified in told) < 24:
-            told += json.loads(next(lines).removeprefix("data: "))["verified"]
+        # A frame has room for so many rounds, if each commits one token.
+        said = serving.post(COMPLETIONS, prompt=PROMPT, temperature=0.0, max_tokens=MAX_ROUNDS)["choices"][0]["text"]
+        while sum(verified["committed"] for verified in told) < MAX_ROUNDS:
+            told += json.loads(next(lines).removeprefix("data: ")).get("verified", [])
 
     texts = [
         [verified["tree"]["texts"][index] for index in verified["accepted"]] + [verified["bonus"]] for verified in told

@@ -15,8 +15,7 @@ import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
 from tests.conftest import Reference
-from tests.support.processes import generate_while, inject, mark, until
-from tests.target_worker.tensor_parallel.test_ranks import free_ports
+from tests.support.processes import free_ports, generate_while, inject, mark, until
 
 PROMPT = "def quicksort(items):"
 SETTINGS = [SamplingParams(max_tokens=64), SamplingParams(temperature=1.0, seed=5, max_tokens=64)]

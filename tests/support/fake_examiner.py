@@ -30,7 +30,7 @@ def say(report: ExaminationReport) -> None:
 def predict(order: ExaminationOrder) -> None:
     if BEHAVIOUR == "compiling" and order.units == "CPU_AND_NE":
         say(Loading(8))
-        time.sleep(2.0)
+        time.sleep(4.0)
     say(Loading(8))
     say(Loaded(8, 1.5))
     say(Agreed(8, 0.01, 30, 30))

@@ -1,13 +1,16 @@
-"""A pipeline's processes seen from outside, signals to them, code for them, and waiting for conditions."""
+"""A pipeline's processes seen from outside, signals to them, code and ports for them, and waiting for conditions."""
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import TypeVar
 
 import pytest
@@ -38,6 +41,17 @@ def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:
         time.sleep(_POLL_SECONDS)
         waited, last = waited + min(1.0, (now := time.monotonic()) - last), now
     return value
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports of those that no system gives away by itself: others would take them meanwhile."""
+    found: list[int] = []
+    for port in SystemRandom().sample(range(20_000, 32_000), 1_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError("all ports are taken")
 
 
 def members(mark: str) -> dict[str, int]:

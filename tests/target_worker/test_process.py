@@ -15,8 +15,8 @@ from protocol.messages.features import FINAL, Features, Tap, Taps
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Prefilled, Shutdown, Start
 from tests.support.paths import DEMO_TARGET
+from tests.support.processes import free_ports
 from tests.support.worker_process import running
-from tests.target_worker.tensor_parallel.test_ranks import free_ports
 
 
 @pytest.mark.sampled(1)

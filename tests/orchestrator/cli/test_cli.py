@@ -20,7 +20,7 @@ from orchestrator.cli.commands.generate import prompt_text
 from protocol.errors import InputError
 from tests.conftest import Reference
 from tests.support.paths import DEMO_TARGET
-from tests.support.processes import members, remains, until
+from tests.support.processes import free_ports, members, remains, until
 
 PROMPT = "def quicksort(items):"
 USED = ("--target", "--draft", "--address")
@@ -89,9 +89,7 @@ def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_ports(1)[0]
 
 
 @pytest.fixture(scope="module")

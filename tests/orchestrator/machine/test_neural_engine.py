@@ -140,7 +140,7 @@ def test_a_package_whose_examinations_die_is_given_up_on_a_quiet_machine_and_nev
 def test_silence_during_a_load_is_no_hang_and_the_load_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_DEVICE", "compiling")
     stages: list[str] = []
-    limits = Limits(silence=1.5, progress=0.3)
+    limits = Limits(silence=3.0, progress=0.3)
     findings = examined(str(converted_demo()), examiner=FAKE, limits=limits, on_stage=stages.append)
 
     assert failures(findings) == []

@@ -27,15 +27,7 @@ from target_worker.tensor_parallel.ranks import GroupDivision, RankCommand, enco
 from target_worker.tensor_parallel.rendezvous import Challenge, Peer, answer, fresh_nonce, join, meet
 from tests.support.models.tiny_models import network
 from tests.support.paths import DEMO_TARGET, ROOT
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+from tests.support.processes import free_ports
 
 
 @pytest.fixture
