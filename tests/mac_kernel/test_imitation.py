@@ -1,10 +1,9 @@
 """The imitation answers as macOS does, each time with the error that macOS gives. Every answer is asked from Python."""
 
-import socket
-
 import pytest
 
 from tests.support.mac_kernel.imitation import Mac
+from tests.support.processes import free_ports
 
 PRELUDE = """
 import _posixshmem, ctypes, errno, mmap, os, resource, select, signal, socket, subprocess, sys, time
@@ -122,7 +121,8 @@ LAWS = {
     ),
     "libproc does not find zombies": (
         "from protocol.processes import start_time\n"
-        "child = subprocess.Popen(['/bin/sh', '-c', 'exit']); child.stdout = None; time.sleep(0.3)\n"
+        "child = subprocess.Popen(['/bin/sh', '-c', 'exit'])\n"
+        "while start_time(child.pid): time.sleep(0.01)\n"
         "print(start_time(child.pid), start_time(2 ** 22 + 1))",
         "None None",
     ),
@@ -168,8 +168,7 @@ sys.stdin.read()
     [("0.0.0.0", "127.0.0.1", True), ("127.0.0.1", "0.0.0.0", True), ("127.0.0.1", "127.0.0.1", False)],
 )
 def test_reuse_of_an_address_lets_only_the_same_address_be_in_the_way(mac: Mac, one: str, other: str, shared: bool):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     first = mac.start(["-c", PRELUDE + listening(one, port)])
     try:
         assert first.stdout is not None

@@ -88,7 +88,7 @@ def test_speculators_packaging_holds_the_same_drafter(
     for name, values in dict(tree_flatten(found.network.parameters())).items():
         rows = mx.array(SHORT_HEAD) if short and "markov_w2" in name else slice(None)
         assert mx.array_equal(values, parameters[name][rows]).item()
-    states, ends = mx.random.normal((3, 32)), target_ends(target)
+    states, ends = mx.random.normal((3, 32), key=mx.random.key(1)), target_ends(target)
     assert found.ends is not None
     logits = ends.head(states)[:, mx.array(SHORT_HEAD) if short else slice(None)]
     assert mx.allclose(found.ends.head(states), logits, atol=1e-5).item()
@@ -167,7 +167,7 @@ def test_an_interrupted_write_is_invisible_to_readers(
 def test_dspark_brings_copies_of_the_targets_ends(folders: dict[str, Path]):
     ends = read_block(folders["vanilla"]).ends
     model: Any = mx.load(str(folders["target"] / "model.safetensors"))
-    states = mx.random.normal((3, 32))
+    states = mx.random.normal((3, 32), key=mx.random.key(1))
 
     assert ends is not None
     assert mx.array_equal(ends.embed(mx.array([1, 5])), model["model.embed_tokens.weight"][mx.array([1, 5])]).item()

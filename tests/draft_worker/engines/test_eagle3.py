@@ -80,7 +80,7 @@ def test_a_head_of_its_own_spares_reading_the_target_s(tmp_path: Path, monkeypat
         return target_ends(folder, element, head=head, **others)
 
     monkeypatch.setattr(token_ends, "target_ends", spied)
-    own = {"lm_head.weight": mx.random.normal((VOCABULARY, WIDTH))}
+    own = {"lm_head.weight": mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(1))}
     for weights in ({}, own):
         load(_setup(_drafter(tmp_path, weights=weights)))
 
