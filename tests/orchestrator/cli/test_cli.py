@@ -277,7 +277,7 @@ def test_an_address_in_use_is_refused(address: str):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_while_generating_ends_everything(times: int):
-    command = Command("generate", PROMPT, "--max-tokens", "1900")
+    command = Command("generate", PROMPT, "--max-tokens", "1900", "--pace", "m4-16gb-qwen2.5-3b")
     assert command.stdout.read(4)
     for _ in range(times):
         command.interrupt()

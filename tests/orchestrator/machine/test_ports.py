@@ -10,6 +10,7 @@ from orchestrator.http.run import bound
 from orchestrator.machine.network import require_unused
 from orchestrator.runtime.hub import Hub
 from protocol.errors import InputError
+from tests.support.processes import free_ports
 
 
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0"])
@@ -33,8 +34,5 @@ def test_the_server_and_the_pipeline_notice_it(used: int):
 
 
 def test_a_free_port_and_any_port_are_not_refused():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        free = other.getsockname()[1]
-
-    require_unused("127.0.0.1", free)
-    require_unused("127.0.0.1", 0)
+    for port in (*free_ports(1), 0):
+        require_unused("127.0.0.1", port)
