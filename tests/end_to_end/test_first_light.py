@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -45,19 +44,12 @@ def running(home: Path) -> list[str]:
     return started_with(f"HOME={home}")
 
 
-def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not file.exists():
-        assert time.monotonic() < deadline, f"{file} was not written"
-        time.sleep(0.02)
-
-
 @pytest.mark.thorough
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_stopped_short_form_goes_on_and_finds_nothing_wrong_and_names_nobody(home: Path):
     light = home / "first-light"
     stopped = command(home)
-    wait_for(light / "stages" / "machine.json")
+    until((light / "stages" / "machine.json").exists, SECONDS)
     until(lambda: len(running(home)) > 1)
     stopped.send_signal(signal.SIGINT)
     _, words = stopped.communicate(timeout=SECONDS)

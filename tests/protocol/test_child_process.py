@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from orchestrator.lab.forwards import ForwardOrder, ForwardReport, ForwardTimed
 from protocol import child_process
 from protocol.child_process import ChildProcess, reports
 from protocol.errors import PipelineError
+from tests.support.processes import until
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
 
@@ -70,10 +70,7 @@ def test_a_stubborn_one_is_killed_with_what_it_started(tmp_path: Path):
         assert process.wait() == -signal.SIGKILL
 
     assert pid is not None
-    deadline = time.monotonic() + 20.0
-    while _alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _alive(pid)
+    until(lambda: not _alive(pid))
 
 
 def test_it_is_asked_to_end_once():

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from orchestrator.machine import package_index
 from orchestrator.machine import package_index as module
 from orchestrator.machine.package_index import PYTHON, Unavailable, environment, environment_folder
 from tests.support.package_index import NAME, Offer, ask_only, offer, serving
+from tests.support.processes import until
 
 _PINS = {NAME: "1.0"}
 
@@ -80,10 +80,7 @@ def test_an_index_that_falls_silent_is_given_up_and_no_installer_is_left(
     with pytest.raises(Unavailable, match="sent nothing for 8 s"):
         environment("tool", _PINS, _ignore)
     place = environment_folder("tool", _PINS)
-    deadline = time.monotonic() + 10.0
-    while str(place) in _running() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert str(place) not in _running()
+    until(lambda: str(place) not in _running())
     assert not place.exists()
 
 

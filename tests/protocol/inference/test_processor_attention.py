@@ -2,17 +2,13 @@
 asked for."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from orchestrator.machine.blas.library import blas_environment, fast_blas
 from protocol.inference.processor_attention import attention
-from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu), reason="only a Linux processor uses it"
@@ -84,21 +80,11 @@ def test_sinks_and_half_precision_stay_mlx_own():
     assert np.array_equal(np.array(attention(*half, scale=0.3)), np.array(stock))
 
 
-_PRELOADED = "bridge-" in os.environ.get("LD_PRELOAD", "")
+PRELOADED = "bridge-" in os.environ.get("LD_PRELOAD", "")
+with_the_library = pytest.mark.skipif(not PRELOADED, reason="for the process that `test_whole_layers.py` starts")
 
 
-@pytest.mark.skipif(_PRELOADED, reason="this is the process that it starts")
-def test_all_this_holds_where_the_library_computes_it():
-    blas = fast_blas()
-    if blas is None or not blas.reads_16_bits:
-        pytest.skip("no bridge for this processor")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(__file__))]
-    variables = {**os.environ, **blas_environment(), "OPENBLAS_NUM_THREADS": "2"}
-    ended = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stdout
-
-
-@pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
+@with_the_library
 @pytest.mark.parametrize("total", [1, 2, 15, 16, 17, 255, 256, 257, 1000])
 def test_the_library_computes_few_rows(total: int, monkeypatch: pytest.MonkeyPatch):
     queries, keys, values = numbers(1, _HEADS, 8, 20), numbers(1, _GROUPS, total, 20), numbers(1, _GROUPS, total, 70)
@@ -113,7 +99,7 @@ def test_the_library_computes_few_rows(total: int, monkeypatch: pytest.MonkeyPat
     assert np.isnan(np.array(attention(queries, keys, values, scale=0.3, mask=nothing))).all()
 
 
-@pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
+@with_the_library
 @pytest.mark.parametrize("mask", [None, "causal", mx.arange(1500) % 3 > 0, numbers(_HEADS, 200, 1500)], ids=str)
 def test_the_library_computes_the_rows_of_a_prompt_in_pieces(
     mask: mx.array | str | None, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +116,7 @@ def test_the_library_computes_the_rows_of_a_prompt_in_pieces(
     assert np.array_equal(pieces, whole)
 
 
-@pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
+@with_the_library
 def test_keys_and_values_need_not_lie_in_one_piece():
     queries, arena = numbers(2, _HEADS, 5, 16), numbers(2, 600, _GROUPS, 16)
     keys, values = arena.swapaxes(1, 2)[:, :, :300], arena.swapaxes(1, 2)[:, :, 300:]
@@ -140,7 +126,7 @@ def test_keys_and_values_need_not_lie_in_one_piece():
         assert np.array_equal(np.array(attention(queries, form, values, scale=0.3)), np.array(right))
 
 
-@pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
+@with_the_library
 def test_exponentials_are_exact_to_two_units_of_the_last_place():
     """Two keys with the scores 0 and x: the second one's share s gives e^x = s / (1 - s)."""
     x = -np.linspace(0, 20, 4001, dtype=np.float32)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -21,10 +20,10 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.inference.whole_layers import _Layers, _Network
 from protocol.sampling.threefry import gumbel, noise_bits, noise_row
 from target_worker.disk_cache.snapshot import CHUNK, Snapshot
+from tests.protocol.inference import test_processor_attention
+from tests.protocol.inference.test_processor_attention import PRELOADED, with_the_library
 from tests.support.paths import ROOT
 
-_PRELOADED = "bridge-" in os.environ.get("LD_PRELOAD", "")
-_HAS = pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
 _TEXT = [(7 * place * place + 3) % 90 for place in range(320)]
 _SIZES: dict[str, Any] = {
     **{"hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96, "num_attention_heads": 4},
@@ -56,18 +55,19 @@ def chained(sequence: TreeSequence, begin: int, width: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
-@pytest.mark.skipif(_PRELOADED, reason="this is the process that it starts")
+@pytest.mark.skipif(PRELOADED, reason="this is the process that it starts")
 def test_all_this_holds_where_the_library_computes_it():
     blas = fast_blas()
     if sys.platform != "linux" or blas is None or not blas.reads_16_bits:
         pytest.skip("no bridge for this processor")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(__file__))]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [__file__, test_processor_attention.__file__]
     variables = {**os.environ, **blas_environment(), "OPENBLAS_NUM_THREADS": "2"}
     ended = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout
 
 
-@_HAS
+@with_the_library
 @pytest.mark.parametrize(
     ("code", "changes", "layers"),
     [
@@ -102,7 +102,7 @@ def test_it_is_mlx_lm_own_layer_where_it_has_the_form(
     assert np.allclose(chained(begun(made, begin), begin, 5), np.stack(right), rtol=1e-4, atol=1e-4)
 
 
-@_HAS
+@with_the_library
 @pytest.mark.parametrize("begin", [0, 230])
 def test_a_row_does_not_depend_on_those_beside_it(begin: int):
     made = model()
@@ -118,7 +118,7 @@ def test_a_row_does_not_depend_on_those_beside_it(begin: int):
     assert np.array_equal(np.array(joint[1]), np.array(begun(made, 17).evaluate([3, 4], [-1, -1])))
 
 
-@_HAS
+@with_the_library
 def test_observed_layers_have_the_same_bits():
     """A drafter that reads them may attach at any time."""
     made = model()
@@ -130,7 +130,7 @@ def test_observed_layers_have_the_same_bits():
         assert len(seen) == 1 + 40 // 4
 
 
-@_HAS
+@with_the_library
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_short_head_has_its_rows_of_the_whole_one(tied: bool):
     made, tokens = model(tie_word_embeddings=tied), np.array([3, 8, 21, 40], np.int32)
@@ -142,7 +142,7 @@ def test_a_short_head_has_its_rows_of_the_whole_one(tied: bool):
         assert np.array_equal(chained(begun(made, 30), 30, 4), whole[:, [*tokens, 7, 2]])
 
 
-@_HAS
+@with_the_library
 def test_a_prompt_has_no_logits_until_somebody_reads_them(monkeypatch: pytest.MonkeyPatch):
     made, heads, own = model(), list[int](), _Network._head
     right = np.array(made.network(mx.array(_TEXT[:30])[None])[0])
@@ -156,7 +156,7 @@ def test_a_prompt_has_no_logits_until_somebody_reads_them(monkeypatch: pytest.Mo
     assert heads == [1]
 
 
-@_HAS
+@with_the_library
 @pytest.mark.parametrize("vocabulary", [90, 49_152])
 def test_noise_is_that_of_the_generator(vocabulary: int):
     for seed, position in ((0x9E3779B9, 1234), (0, 0), ((1 << 40) + 5, (1 << 24) - 1)):
@@ -166,7 +166,7 @@ def test_noise_is_that_of_the_generator(vocabulary: int):
         assert np.abs(row - right).max() < 4e-6
 
 
-@_HAS
+@with_the_library
 def test_noise_of_the_least_and_the_greatest_number_is_finite():
     rows = np.concatenate([row for at in range(400) if (row := noise_row(7, at, 1 << 16)) is not None])
     assert np.isfinite(rows).all()
@@ -175,10 +175,10 @@ def test_noise_of_the_least_and_the_greatest_number_is_finite():
 
 
 def test_without_the_library_there_is_no_row_of_noise():
-    assert _PRELOADED or noise_row(1, 2, 90) is None
+    assert PRELOADED or noise_row(1, 2, 90) is None
 
 
-@_HAS
+@with_the_library
 def test_a_tree_row_sees_its_path():
     made = model()
     tree = np.array(begun(made, 250).evaluate([5, 6, 7, 8, 9], [-1, 0, 0, 1, 2]))
@@ -189,7 +189,7 @@ def test_a_tree_row_sees_its_path():
         assert np.allclose(tree[row], np.array(alone), rtol=1e-4, atol=1e-4), path
 
 
-@_HAS
+@with_the_library
 def test_copies_stay_as_they_are_when_their_original_goes_on():
     made = model()
     sequence = begun(made, CHUNK)
@@ -203,7 +203,7 @@ def test_copies_stay_as_they_are_when_their_original_goes_on():
     assert all(np.array_equal(kept.arrays[f"{layer}.keys"][0], rows) for layer, rows in enumerate(right))
 
 
-@_HAS
+@with_the_library
 def test_a_shortened_sequence_goes_on_as_if_it_had_always_been_so_short():
     made = model()
     sequence = begun(made, 300)

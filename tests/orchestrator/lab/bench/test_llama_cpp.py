@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from orchestrator.machine.checkpoints import gguf_file
 from protocol.errors import PipelineError
 from tests.support.bench_measurements import measurement
 from tests.support.paths import DEMO_TARGET, ROOT
+from tests.support.processes import until
 
 _TASK = GenerationTask((7, 8, 9), 5, 0.0, 0)
 
@@ -95,10 +95,7 @@ with ExitStack() as stack:
 
     ports = ended.stdout.split()
     assert (ended.returncode, len(ports)) == (-signal.SIGKILL, len(llama_cpp.DECODINGS))
-    deadline = time.monotonic() + 20
-    while any(_listens(int(port)) for port in ports):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not any(_listens(int(port)) for port in ports))
 
 
 def test_without_the_program_or_the_file_it_is_named_with_the_reason(file: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import msgspec
@@ -314,21 +313,17 @@ def test_a_stage_is_told_with_what_it_found_and_why_it_broke(name: str, status: 
 
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stage_process, "_ENDING_SECONDS", 0.2)
-    began = time.monotonic()
     report, _, late = ran("hangs", seconds=0.5)
 
     assert (report.status, late) == ("failed", True)
     assert "not done within" in report.reason
-    assert time.monotonic() - began < 20
 
 
 def test_an_interrupt_ends_the_stage_at_once():
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    began = time.monotonic()
 
     with pytest.raises(KeyboardInterrupt):
-        ran("waits", notice=lambda _: timer.start())
-    assert time.monotonic() - began < 20
+        ran("waits", seconds=600.0, notice=lambda _: timer.start())
     assert not running()
 
 
