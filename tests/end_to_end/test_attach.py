@@ -19,7 +19,7 @@ from protocol.messages.remote import WorkerEntry
 from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
 from tests.end_to_end.test_kv_pipeline import arenas
-from tests.support.processes import generate_while, of_worker, until
+from tests.support.processes import generate_while, of_worker, running, until
 
 PROMPT = "def quicksort(items):"
 PARAMS = SamplingParams(max_tokens=160)
@@ -46,7 +46,12 @@ class Machine:
 
     def worker(self) -> int:
         """Process id of the worker that it lends, once there is one."""
-        return until(lambda: _child(self.process.pid, "_worker"))
+
+        def found() -> int:
+            own = (each.pid for each in running() if each.parent == self.process.pid and "_worker" in each.command)
+            return next(own, 0)
+
+        return until(found)
 
     def ended(self, seconds: float = 20.0) -> int:
         return self.process.wait(seconds)
@@ -58,14 +63,6 @@ class Machine:
         self.process.wait()
         self.said = self.words
         self._words.close()
-
-
-def _child(parent: int, program: str) -> int:
-    listing = subprocess.run(
-        ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True
-    )
-    rows = [line.split(None, 2) for line in listing.stdout.splitlines()]
-    return next((int(pid) for pid, owner, command in rows if int(owner) == parent and program in command), 0)
 
 
 @contextmanager
@@ -85,10 +82,11 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(homes: Path) -> Iterator[Pipeline]:
-    """A pipeline without a draft of its own."""
+    """A pipeline without guesses of its own. At its pace an answer is under way for seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(homes / "server"))
-        with Pipeline(listen="127.0.0.1:0", draft_engine="none") as pipeline:
+        options: dict[str, Any] = {"lookup": "off", "pace": "m4-16gb-qwen2.5-3b"}
+        with Pipeline(listen="127.0.0.1:0", draft_engine="none", **options) as pipeline:
             yield pipeline
 
 

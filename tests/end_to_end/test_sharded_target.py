@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
 from tests.conftest import Reference
-from tests.support.processes import free_ports, generate_while, inject, mark, until
+from tests.support.processes import free_ports, generate_while, inject, mark, running, until
 
 PROMPT = "def quicksort(items):"
 SETTINGS = [SamplingParams(max_tokens=64), SamplingParams(temperature=1.0, seed=5, max_tokens=64)]
@@ -55,20 +55,15 @@ def pipeline(hosts: Path) -> Iterator[Pipeline]:
 
 def ranks(hosts: Path) -> dict[int, int]:
     """Process ids of the live target ranks of a hosts file."""
-    listing = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,command="], capture_output=True, text=True, check=True)
-    mine = [line.split(maxsplit=1) for line in listing.stdout.splitlines() if _first_address(hosts) in line]
+    mine = [each for each in running() if json.loads(hosts.read_text())["hosts"][0][0] in each.command]
     programs = {"-m target_worker {": 0, "-m target_worker.tensor_parallel.rank_process {": 1}
-    return {rank: int(pid) for program, rank in programs.items() for pid, command in mine if program in command}
+    return {rank: each.pid for program, rank in programs.items() for each in mine if program in each.command}
 
 
 def both(hosts: Path) -> dict[int, int] | None:
     """The same, once two ranks live."""
     found = ranks(hosts)
     return found if len(found) == 2 else None
-
-
-def _first_address(hosts: Path) -> str:
-    return json.loads(hosts.read_text())["hosts"][0][0]
 
 
 @pytest.mark.thorough

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pytest
 
@@ -54,18 +54,30 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError("all ports are taken")
 
 
-def members(mark: str) -> dict[str, int]:
-    """Process ids of a pipeline's live processes by program, orchestrator included."""
+class RunningProcess(NamedTuple):
+    pid: int
+    parent: int
+    command: str
+    """With its arguments."""
+
+
+def running() -> list[RunningProcess]:
+    """All processes of this machine."""
     words = ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="]
     listing = subprocess.run(words, capture_output=True, text=True, check=True)
-    rows = [[*line.split(None, 2), ""][:3] for line in listing.stdout.splitlines()]
-    commands = {pid: command for pid, _, command in rows if mark in command}
+    rows = ([*line.split(None, 2), ""] for line in listing.stdout.splitlines())
+    return [RunningProcess(int(pid), int(parent), command) for pid, parent, command, *_ in rows]
+
+
+def members(mark: str) -> dict[str, int]:
+    """Process ids of a pipeline's live processes by program, orchestrator included."""
+    processes = [each for each in running() if mark in each.command]
+    commands = {each.pid: each.command for each in processes}
     found: dict[str, int] = {}
-    for pid, parent, command in rows:
-        program = _PROGRAM.search(command) if pid in commands else None
+    for pid, parent, command in processes:
         # Until a process runs its own program it shows that of the one that starts it.
-        if program and commands.get(parent) != command:
-            found[program[1]] = int(pid)
+        if (program := _PROGRAM.search(command)) and commands.get(parent) != command:
+            found[program[1]] = pid
     return found
 
 

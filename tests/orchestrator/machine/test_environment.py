@@ -12,7 +12,7 @@ from orchestrator.machine import package_index
 from orchestrator.machine import package_index as module
 from orchestrator.machine.package_index import PYTHON, Unavailable, environment, environment_folder
 from tests.support.package_index import NAME, Offer, ask_only, offer, serving
-from tests.support.processes import until
+from tests.support.processes import running, until
 
 _PINS = {NAME: "1.0"}
 
@@ -80,7 +80,7 @@ def test_an_index_that_falls_silent_is_given_up_and_no_installer_is_left(
     with pytest.raises(Unavailable, match="sent nothing for 8 s"):
         environment("tool", _PINS, _ignore)
     place = environment_folder("tool", _PINS)
-    until(lambda: str(place) not in _running())
+    until(lambda: not [each for each in running() if str(place) in each.command])
     assert not place.exists()
 
 
@@ -103,11 +103,6 @@ def test_a_python_that_cannot_make_environments_is_a_reason(offered: Offer, monk
     with pytest.raises(Unavailable, match=r"can't make a virtual environment: .*venv_that_is_missing"):
         environment("tool", _PINS, _ignore)
     assert not environment_folder("tool", _PINS).exists()
-
-
-def _running() -> str:
-    """The command lines of all processes."""
-    return subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True).stdout
 
 
 _make = module._make

@@ -221,19 +221,18 @@ def test_silent_strangers_hold_no_rank_up(hosts: TargetHosts, leader: Future[lis
 # Heartbeats -----------------------------------------------------------------------------------
 
 
-def test_a_rank_that_ends_is_noticed_at_once(pair: tuple[socket.socket, socket.socket]):
+@pytest.mark.parametrize(
+    ("patience", "ends", "reason"), [(600.0, True, "has ended"), (0.2, False, "gave no sign of life for 0.2 s")]
+)
+def test_a_rank_is_lost_when_it_ends_or_is_silent(
+    pair: tuple[socket.socket, socket.socket], patience: float, ends: bool, reason: str
+):
     heard: SimpleQueue[str] = SimpleQueue()
-    start_heartbeat(pair[0], 600.0, heard.put)
-    pair[1].close()
+    start_heartbeat(pair[0], patience, heard.put)
+    if ends:
+        pair[1].close()
 
-    assert heard.get(timeout=30) == "has ended"
-
-
-def test_a_silent_rank_is_noticed_although_its_connection_is_open(pair: tuple[socket.socket, socket.socket]):
-    heard: SimpleQueue[str] = SimpleQueue()
-    start_heartbeat(pair[0], 0.2, heard.put)
-
-    assert heard.get(timeout=30) == "gave no sign of life for 0.2 s"
+    assert heard.get(timeout=30) == reason
 
 
 @pytest.mark.thorough

@@ -32,6 +32,7 @@ from orchestrator.lab.first_light.stages import (
 from orchestrator.machine.conditions import Conditions
 from protocol.errors import InputError
 from tests.support.paths import ROOT
+from tests.support.processes import running
 
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
 NAMES = [stage.name for stage in THREE]
@@ -288,11 +289,6 @@ def ran(name: str, seconds: float = 30.0, notice: OnNotice = lambda _: None) -> 
     return run_stage(Stage(name, "", name, 1, 1), LightSettings(), seconds, notice, program=FAKE)
 
 
-def running() -> str:
-    listing = subprocess.run(["ps", "-A", "-ww", "-o", "command="], capture_output=True, text=True, check=True)
-    return "\n".join(line for line in listing.stdout.splitlines() if "fake_stage" in line and "waits" in line)
-
-
 @pytest.mark.parametrize(
     ("name", "status", "reason", "found"),
     [
@@ -324,7 +320,7 @@ def test_an_interrupt_ends_the_stage_at_once():
 
     with pytest.raises(KeyboardInterrupt):
         ran("waits", seconds=600.0, notice=lambda _: timer.start())
-    assert not running()
+    assert not [each for each in running() if each.parent == os.getpid() and "fake_stage" in each.command]
 
 
 def test_a_stage_whose_parent_is_gone_ends_and_tidies_up():
