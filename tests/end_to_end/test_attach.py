@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from orchestrator import Pipeline, SamplingParams
+from orchestrator.cli.app import cli
+from protocol.errors import InputError
 from protocol.messages.remote import WorkerEntry
 from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
@@ -185,17 +188,16 @@ def test_a_draft_that_goes_disturbs_no_request(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("where", "sentence"),
     [
-        (("draft", "127.0.0.1:9"), "This machine has not joined a pipeline at 127.0.0.1:9"),
-        (("draft", "lp1:127.0.0.1:9:short"), "This join line lacks a part"),
+        ("127.0.0.1:9", "This machine has not joined a pipeline at 127.0.0.1:9"),
+        ("lp1:127.0.0.1:9:short", "This join line lacks a part"),
     ],
 )
-def test_what_cannot_be_attached_is_refused_with_a_sentence(arguments: tuple[str, ...], sentence: str, homes: Path):
-    with machine(homes / "nobody", *arguments) as nobody:
-        assert nobody.ended() == 2
-        assert sentence in " ".join(nobody.words.split())
-    (homes / "nobody" / "words").unlink()
+@pytest.mark.usefixtures("home")
+def test_where_nothing_can_be_attached_a_sentence_says_so(where: str, sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        CliRunner().invoke(cli, ["attach", "draft", where], catch_exceptions=False)
 
 
 @pytest.mark.thorough

@@ -17,6 +17,7 @@ from orchestrator.runtime.session import Session
 from protocol.kv.arena import Arena
 from protocol.kv.segments import stale_segments
 from protocol.messages.kv import KvOffer
+from protocol.messages.worker import Prefilled, Verdict
 from protocol.paths import segments_folder
 from tests.conftest import Reference
 from tests.support.processes import generate_while, mark, members, of_worker, remains, shoot, until
@@ -56,17 +57,21 @@ def shoot_target(pipeline: Pipeline, asked: tuple[int, ...], params: SamplingPar
 
 def test_a_target_that_is_killed_goes_on_from_what_it_had_saved(tmp_path: Path, reference: Reference):
     """It saves in slices between verifications, a busy machine late: at this pace the answer lasts that long."""
-    asked, journal, params = prompt(1), tmp_path / "journal", replace(PARAMS, max_tokens=100)
-    with Pipeline(record=str(journal), pace="m4-16gb-qwen2.5-3b") as pipeline:
+    asked, journal, params = prompt(1), tmp_path / "journal", replace(PARAMS, max_tokens=1000)
+    with Pipeline(record=str(journal), pace="m4-16gb-qwen2.5-3b") as pipeline, pipeline.stream(asked, params) as stream:
+        next(iter(stream))
+        until(lambda: any(offer.tokens >= 128 for offer in of_worker(journal, KvOffer, "target")))
+        shoot(pipeline, "target_worker")
+        first, again = until(lambda: (both := of_worker(journal, Prefilled, "target"))[1:] and both)
+        before = len(of_worker(journal, Verdict, "target"))
+        until(lambda: len(of_worker(journal, Verdict, "target")) > before + 5)
+        stream.cancel()
+        list(stream)
 
-        def kill_once_saved() -> None:
-            until(lambda: any(offer.tokens >= 128 for offer in of_worker(journal, KvOffer, "target")))
-            shoot(pipeline, "target_worker")
-
-        result = generate_while(pipeline, asked, params, 3, kill_once_saved)
-
-    assert result.tokens == reference(asked, params).tokens
-    assert result.statistics.adopted_tokens >= 128
+    assert stream.result is not None
+    tokens = stream.result.tokens
+    assert tokens == reference(asked, replace(params, max_tokens=len(tokens))).tokens
+    assert (first.adopted, again.adopted >= 128) == (0, True)
 
 
 @pytest.mark.thorough
