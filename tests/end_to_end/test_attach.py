@@ -51,7 +51,7 @@ class Machine:
         """Process id of the worker that it lends, once there is one."""
 
         def found() -> int:
-            own = (each.pid for each in running() if each.parent == self.process.pid and "_worker" in each.command)
+            own = (pid for pid, parent, command in running() if parent == self.process.pid and "_worker" in command)
             return next(own, 0)
 
         return until(found)

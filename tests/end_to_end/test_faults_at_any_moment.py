@@ -67,9 +67,9 @@ def test_a_worker_that_dies_or_stops_at_any_moment_changes_no_token(
 
 
 @contextmanager
-def command(max_tokens: int) -> Iterator[subprocess.Popen[str]]:
+def command(max_tokens: int, *options: str) -> Iterator[subprocess.Popen[str]]:
     """`generate` as a shell's job. It drafts in MLX: the automatic engine would begin to convert the draft on a Mac."""
-    arguments = ["generate", PROMPT, "--quiet", "--draft-engine", "mlx", "--max-tokens", str(max_tokens)]
+    arguments = ["generate", PROMPT, "--quiet", "--draft-engine", "mlx", "--max-tokens", str(max_tokens), *options]
     program = [sys.executable, "-P", "-S", str(ROOT / "bin" / ".start.py"), *arguments]
     with subprocess.Popen(
         program,
@@ -104,7 +104,7 @@ def test_ctrl_c_at_any_moment_ends_a_command_and_leaves_nothing(registry: Path):
 def test_a_command_whose_orchestrator_is_killed_at_any_moment_says_so_and_leaves_nothing(registry: Path):
     source = random.Random(7)
     for _ in range(3):
-        with command(2000) as process:
+        with command(2000, "--pace", "m4-16gb-qwen2.5-3b") as process:
             name = f"lp-{process.pid}-"
             pid = until(lambda name=name: members(name).get("orchestrator"))
             time.sleep(source.uniform(0.0, 3.0))

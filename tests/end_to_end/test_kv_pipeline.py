@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator import Pipeline, Result, SamplingParams
+from orchestrator import Pipeline, SamplingParams
 from orchestrator.runtime.session import Session
 from protocol.kv.arena import Arena
 from protocol.kv.segments import stale_segments
@@ -48,11 +48,6 @@ def arenas(pipeline: Pipeline) -> list[str]:
         with suppress(FileNotFoundError):
             found += [entry.name] * (json.loads(entry.read_bytes())["pid"] == owner)
     return sorted(found)
-
-
-def shoot_target(pipeline: Pipeline, asked: tuple[int, ...], params: SamplingParams) -> Result:
-    """The result of a request in whose midst the target is killed."""
-    return generate_while(pipeline, asked, params, 3, lambda: shoot(pipeline, "target_worker"))
 
 
 def test_a_target_that_is_killed_goes_on_from_what_it_had_saved(tmp_path: Path, reference: Reference):
@@ -115,7 +110,7 @@ def test_corrupted_memory_costs_a_prefill_and_a_warning(pipeline: Pipeline, refe
     (name,) = set(arenas(pipeline)) - before
     Arena.attach(name).keys[2, 1, 77, 5] += 1
     # The target that evaluated it has no need of the arena.
-    shoot_target(pipeline, prompt(40), PARAMS)
+    generate_while(pipeline, prompt(40), PARAMS, 3, lambda: shoot(pipeline, "target_worker"))
 
     result = pipeline.generate(asked, PARAMS)
 

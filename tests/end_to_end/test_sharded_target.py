@@ -55,9 +55,9 @@ def pipeline(hosts: Path) -> Iterator[Pipeline]:
 
 def ranks(hosts: Path) -> dict[int, int]:
     """Process ids of the live target ranks of a hosts file."""
-    mine = [each for each in running() if json.loads(hosts.read_text())["hosts"][0][0] in each.command]
+    mine = [each for each in running() if json.loads(hosts.read_text())["hosts"][0][0] in each[2]]
     programs = {"-m target_worker {": 0, "-m target_worker.tensor_parallel.rank_process {": 1}
-    return {rank: each.pid for program, rank in programs.items() for each in mine if program in each.command}
+    return {rank: pid for program, rank in programs.items() for pid, _, command in mine if program in command}
 
 
 def both(hosts: Path) -> dict[int, int] | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -55,25 +55,18 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError("all ports are taken")
 
 
-class RunningProcess(NamedTuple):
-    pid: int
-    parent: int
-    command: str
-    """With its arguments."""
-
-
-def running() -> list[RunningProcess]:
-    """All processes of this machine."""
+def running() -> list[tuple[int, int, str]]:
+    """Of all processes of this machine: the id, the parent's id, and the command line."""
     words = ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="]
     listing = subprocess.run(words, capture_output=True, text=True, check=True)
     rows = ([*line.split(None, 2), ""] for line in listing.stdout.splitlines())
-    return [RunningProcess(int(pid), int(parent), command) for pid, parent, command, *_ in rows]
+    return [(int(pid), int(parent), command) for pid, parent, command, *_ in rows]
 
 
 def members(mark: str) -> dict[str, int]:
     """Process ids of a pipeline's live processes by program, orchestrator included."""
-    processes = [each for each in running() if mark in each.command]
-    commands = {each.pid: each.command for each in processes}
+    processes = [each for each in running() if mark in each[2]]
+    commands = {pid: command for pid, _, command in processes}
     found: dict[str, int] = {}
     for pid, parent, command in processes:
         # Until a process runs its own program it shows that of the one that starts it.

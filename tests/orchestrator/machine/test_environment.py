@@ -80,7 +80,7 @@ def test_an_index_that_falls_silent_is_given_up_and_no_installer_is_left(
     with pytest.raises(Unavailable, match="sent nothing for 8 s"):
         environment("tool", _PINS, _ignore)
     place = environment_folder("tool", _PINS)
-    until(lambda: not [each for each in running() if str(place) in each.command])
+    until(lambda: not [command for *_, command in running() if str(place) in command])
     assert not place.exists()
 
 

@@ -320,7 +320,7 @@ def test_an_interrupt_ends_the_stage_at_once():
 
     with pytest.raises(KeyboardInterrupt):
         ran("waits", seconds=600.0, notice=lambda _: timer.start())
-    assert not [each for each in running() if each.parent == os.getpid() and "fake_stage" in each.command]
+    assert not [command for _, parent, command in running() if parent == os.getpid() and "fake_stage" in command]
 
 
 def test_a_stage_whose_parent_is_gone_ends_and_tidies_up():
