@@ -14,7 +14,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Grow, Hello, Shutdown, Start
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
-from tests.support.paths import DEMO_DRAFT
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.worker_process import running
 
 START = Start(
@@ -37,13 +37,17 @@ def test_a_draft_process_serves_and_ends_in_good_order(engine: str, model: str):
         assert draft.process.wait(30) == 0
 
 
-def test_an_unknown_engine_is_named_in_the_last_message():
-    with running("draft_worker", "crystal ball", "") as draft:
-        fault = draft.hear()
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [("draft_worker", "no draft engine called 'crystal ball'"), ("target_worker", "no engine named 'crystal ball'")],
+)
+def test_an_unknown_engine_is_named_in_the_last_message(package: str, words: str):
+    with running(package, "crystal ball", str(DEMO_TARGET)) as worker:
+        fault = worker.hear()
 
         assert isinstance(fault, Fault)
-        assert (fault.kind, fault.text.split(":")[0]) == ("fatal", "There is no draft engine called 'crystal ball'")
-        assert draft.process.wait(30) == 1
+        assert (fault.kind, words in fault.text) == ("fatal", True)
+        assert worker.process.wait(30) == 1
 
 
 def test_prompt_lookup_needs_no_mlx():

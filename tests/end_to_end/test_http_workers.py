@@ -71,11 +71,3 @@ def test_the_end_of_the_pipeline_ends_the_server_before_it():
 
     assert code == 1
     assert f"No pipeline answers at {pipeline.address}" in errors
-
-
-@pytest.mark.thorough
-def test_a_server_is_not_started_before_an_address_where_nothing_answers(tmp_path: Path):
-    code, _, errors = run("serve", "--port", "0", "--address", f"ipc://{tmp_path}/none")
-
-    assert code == 1
-    assert "No pipeline answers" in errors

@@ -63,8 +63,3 @@ def test_a_folder_without_a_model_is_named_in_the_last_message(tmp_path: Path):
         assert fault.kind == "fatal"
         assert fault.text.startswith(f"{tmp_path} holds no model")
         assert target.process.wait(30) == 1
-
-
-def test_an_unknown_engine_is_named_in_the_last_message():
-    with running("target_worker", "abacus", str(DEMO_TARGET)) as target:
-        assert "no engine named 'abacus'" in target.hear().text

@@ -8,12 +8,11 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from orchestrator import AsyncClient, Client, Pipeline, Result, SamplingParams
+from orchestrator import AsyncClient, Client, SamplingParams
 from orchestrator.api.submission import MOST_AT_ONCE, RequestBatch, is_batch, submits
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import Cancel, Done, Inquire, Output, Refused, Submit
 from protocol.transport import Stamp, decode, encode
-from tests.conftest import Reference
 from tests.support.fake_pipeline import READY, statistics
 from tests.support.processes import until
 
@@ -182,20 +181,3 @@ def test_a_stream_takes_one_prompt_and_one_prompt_one_set_of_parameters():
     with pytest.raises(InputError, match="one prompt and a list of SamplingParams"):
         client.generate("x", many)
     assert client.generate([]) == []
-
-
-@pytest.mark.thorough
-def test_a_batch_of_real_processes_gives_what_each_prompt_gives_alone(reference: Reference):
-    params = [SamplingParams(max_tokens=count, temperature=0.8, seed=count) for count in (12, 5, 20)]
-    alone = [reference(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
-
-    with Pipeline() as pipeline:
-        together: list[Result] = pipeline.generate(PROMPTS, params)
-        again = Client(pipeline.address).generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=3))
-        with pytest.raises(InputError, match="Prompt 1: The prompt is empty"):
-            pipeline.generate(["import os", "", "import re"], SamplingParams(max_tokens=500))
-        after = pipeline.generate("import os", params[1])
-
-    assert [result.tokens for result in together] == [result.tokens for result in alone]
-    assert [len(result.tokens) for result in again] == [3, 3]
-    assert after.tokens == alone[1].tokens

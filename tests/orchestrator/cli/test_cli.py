@@ -265,15 +265,6 @@ def test_an_unknown_architecture_is_refused(other_architecture: Path):
     assert "choose an architecture that mlx-lm supports" in errors
 
 
-@pytest.mark.thorough
-def test_an_address_in_use_is_refused(address: str):
-    code, output, errors = run("start", "--address", address)
-
-    assert (code, output) == (2, "")
-    host, _, port = address.removeprefix("tcp://").partition(":")
-    assert f"Another program already answers at {host}, port {port}: choose another port" in sentence(errors)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_while_generating_ends_everything(times: int):
