@@ -1,9 +1,7 @@
 """Laws of a child process: lines go both ways, silence and ends are told apart, and nothing of it is left."""
 
-import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from orchestrator.lab.forwards import ForwardOrder, ForwardReport, ForwardTimed
 from protocol import child_process
 from protocol.child_process import ChildProcess, reports
 from protocol.errors import PipelineError
+from protocol.processes import start_time
 from tests.support.processes import until
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
@@ -70,7 +69,7 @@ def test_a_stubborn_one_is_killed_with_what_it_started(tmp_path: Path):
         assert process.wait() == -signal.SIGKILL
 
     assert pid is not None
-    until(lambda: not _alive(pid))
+    until(lambda: start_time(pid) is None)
 
 
 def test_it_is_asked_to_end_once():
@@ -84,13 +83,6 @@ def test_it_is_asked_to_end_once():
         process.terminate()
         process.terminate()
         assert process.report(int, 20.0) == 1
-
-
-def _alive(pid: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return not Path(f"/proc/{pid}/stat").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    return False
 
 
 # A process that reports --------------------------------------------------------------------------

@@ -375,14 +375,10 @@ def test_a_dead_pipelines_socket_file_is_taken_over_and_removed_at_the_end():
         assert not file.exists()
 
 
-def test_sockets_have_limits():
+def test_sockets_have_limits_and_a_tcp_hub_queues_few_frames():
     limits = {zmq.MAXMSGSIZE: MAX_FRAME, zmq.LINGER: 0, zmq.SNDHWM: 10_000, zmq.RCVHWM: 10_000}
     with zmq.Context[Any]() as context, connected_dealer(context, "ipc:///tmp/nobody") as dealer:
         assert {option: dealer.getsockopt(option) for option in limits} == limits
-
-
-def test_a_tcp_hub_queues_few_frames():
-    with zmq.Context[Any]() as context:
         hub = Hub(context, "tcp://127.0.0.1:0", FromClient)
         assert hub.socket.getsockopt(zmq.RCVHWM) == 64
         hub.close()

@@ -68,11 +68,6 @@ def test_unigram_vocabularies_are_lists(tmp_path: Path):
     assert first != second
 
 
-def test_a_missing_tokenizer_is_named_with_the_next_step(tmp_path: Path):
-    with pytest.raises(InputError, match=r"no readable tokenizer\.json.*pass the folder"):
-        tokenizer_fingerprint(tmp_path)
-
-
 def test_a_tokenizer_that_is_larger_than_any_known_one_is_refused_unread(tmp_path: Path):
     (tmp_path / "tokenizer.json").touch()
     os.truncate(tmp_path / "tokenizer.json", (128 << 20) + 1)
@@ -82,9 +77,10 @@ def test_a_tokenizer_that_is_larger_than_any_known_one_is_refused_unread(tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {}}', '{"model": {"vocab": {"a": "b"}}}'])
-def test_a_broken_tokenizer_is_named_with_the_next_step(tmp_path: Path, content: str):
+def test_a_missing_or_broken_tokenizer_is_named_with_the_next_step(tmp_path: Path, content: str):
+    with pytest.raises(InputError, match=r"no readable tokenizer\.json.*pass the folder"):
+        tokenizer_fingerprint(tmp_path)
     (tmp_path / "tokenizer.json").write_text(content)
-
     with pytest.raises(InputError, match=r"is broken.*download the model again"):
         tokenizer_fingerprint(tmp_path)
 

@@ -386,14 +386,13 @@ def test_the_list_is_in_no_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp
     assert segments_folder() == Path.home() / "Library/Application Support/launch-pipeline/segments"
 
 
-def test_a_list_that_can_not_be_written_is_a_segment_error(registry: Path, tmp_path: Path):
+def test_a_list_that_can_not_be_written_or_made_is_a_segment_error(
+    registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     registry.symlink_to(tmp_path / "nowhere" / "else")
-
     with pytest.raises(SegmentError):
         create_segment(4096)
 
-
-def test_a_place_for_the_list_that_can_not_be_made_is_a_segment_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv(SEGMENTS_VARIABLE, str(tmp_path / "file" / "segments"))
 
