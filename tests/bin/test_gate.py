@@ -53,7 +53,7 @@ def test_a_test_process_that_dies_ends_it_with_the_name_of_its_test(tmp_path: Pa
     for name in "abcdefgh":
         line = "__import__('os')._exit(1)" if name == "d" else "pass"
         (tmp_path / f"test_{name}.py").write_text(f"def test_one(): pass\ndef test_two(): {line}\n")
-    code, printed = _gate(tmp_path, "exit 0", f'timeout 20 {sys.executable} -m pytest "$@"')
+    code, printed = _gate(tmp_path, "exit 0", f'timeout 100 {sys.executable} -m pytest "$@"')
 
     assert code == 1
     assert "crashed while running 'test_d.py::test_two'" in printed

@@ -74,14 +74,15 @@ def test_a_stubborn_one_is_killed_with_what_it_started(tmp_path: Path):
 
 def test_it_is_asked_to_end_once():
     script = (
-        "import signal, sys, time; told = []\n"
+        "import signal, sys; told = []\n"
         "signal.signal(signal.SIGTERM, lambda *_: told.append(1)); print(0, flush=True)\n"
-        "time.sleep(0.3); time.sleep(0.3); print(len(told), flush=True)"
+        "sys.stdin.readline(); print(len(told), flush=True)"
     )
-    with child(script) as process:
+    with child(script, asked=True) as process:
         assert process.report(int, 20.0) == 0
         process.terminate()
         process.terminate()
+        process.send(0)
         assert process.report(int, 20.0) == 1
 
 

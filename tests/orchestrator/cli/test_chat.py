@@ -1,5 +1,6 @@
 """Laws of the terminal chat: what is said, what is remembered, and what Ctrl-C stops."""
 
+import codecs
 import io
 import os
 import pty
@@ -8,7 +9,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,20 +213,18 @@ class Typist:
             arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=home
         )
         os.close(theirs)
+        self._decoded = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._seen = ""
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def read(self, *words: str) -> str:
-        """All up to where one of `words` is behind what was read before."""
-        end = time.monotonic() + SECONDS
-        while not any(word in self._seen for word in words):
-            assert time.monotonic() < end, self._seen
-            chunk = os.read(self._ours, 4096).decode(errors="replace")
-            self._seen += chunk
-        seen, self._seen = self._seen, ""
-        return seen
+    def read(self, *words: str) -> None:
+        """Until one of `words` comes behind what was read before. What follows it is read next."""
+        any_word = re.compile("|".join(map(re.escape, words)))
+        while not (found := any_word.search(self._seen)):
+            self._seen += self._decoded.decode(os.read(self._ours, 4096))
+        self._seen = self._seen[found.end() :]
 
     def close(self) -> None:
         self.process.kill()
@@ -249,10 +247,9 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_then_the_chat(typist: Typist,
     typist.read("tokens/s")
     typist.process.send_signal(signal.SIGINT)
     # The answer may just have ended by itself; then the signal meets an empty line.
-    seen = typist.read("stopped", "again")
+    typist.read("stopped", "again")
     # Until the line editor waits, nobody takes a signal.
-    if "›" not in re.split("stopped|again", seen)[-1]:
-        typist.read("›")
+    typist.read("›")
     typist.type("/save theirs.md\r")
     typist.read("Overwrite it?")
     typist.type("n/save theirs.md\r")
@@ -263,8 +260,8 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_then_the_chat(typist: Typist,
     typist.read("Written to")
     typist.read("›")
     typist.process.send_signal(signal.SIGINT)
-    if "›" not in typist.read("again").split("again")[-1]:
-        typist.read("›")
+    typist.read("again")
+    typist.read("›")
     typist.process.send_signal(signal.SIGINT)
     assert typist.process.wait(SECONDS) == 0
 

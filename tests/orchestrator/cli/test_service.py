@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -32,6 +31,7 @@ from orchestrator.cli.commands.service.managers import (
 )
 from protocol.child_process import module_command
 from protocol.errors import PipelineError
+from tests.support.processes import until
 from tests.support.service_programs import fake_launchctl, fake_systemctl, told
 
 
@@ -368,8 +368,8 @@ def test_a_mistake_in_the_input_is_not_tried_again(code: int, told: int, tmp_pat
 def test_the_service_ends_with_its_starter(tmp_path: Path):
     """launchd ends only the process that it started, and waits for it."""
     file = tmp_path / "log"
-    service = "import signal, time; signal.signal(signal.SIGTERM, signal.default_int_handler); print('up')\n"
-    service += "try: time.sleep(60)\nexcept KeyboardInterrupt: print('tidy'); raise SystemExit(130)"
+    service = "import signal, time; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+    service += "try: print('up'); time.sleep(60)\nexcept KeyboardInterrupt: print('tidy'); raise SystemExit(130)"
     starter = f"""
 import signal, sys
 from pathlib import Path
@@ -378,10 +378,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 sys.exit(run_logged([sys.executable, "-u", "-c", {service!r}], Path({str(file)!r})))
 """
     process = subprocess.Popen([sys.executable, "-c", starter])
-    end = time.monotonic() + 20
-    while not (file.exists() and "up" in file.read_text()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: file.exists() and "up" in file.read_text())
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(20) == 130

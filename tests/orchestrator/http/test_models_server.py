@@ -230,7 +230,7 @@ def test_a_pipeline_that_ends_by_itself_leaves_the_table():
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[Any]:
         await chat(client, "small")
         models.ended["small"].set_result("The target was killed.")
-        await asyncio.sleep(0.01)
+        await soon(lambda: models.unloads)
         return [(await client.get("/health")).json()["models"]["small"], await client.post(CHAT, json=HELLO)]
 
     small, big = models.talk(ask)
@@ -336,8 +336,8 @@ def test_a_client_that_disconnects_while_its_model_is_loaded_waits_no_more(strea
 def test_a_pinned_model_is_loaded_at_the_start():
     models = FakeModels(entries=(ModelEntry(ModelName("big"), 6), ModelEntry(ModelName("small"), 4, pinned=True)))
 
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> Any:
-        await asyncio.sleep(0.01)
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> Any:
+        await soon(lambda: host.loaded(ModelName("small")))
         return (await client.get("/health")).json()["models"]["small"]["status"]
 
     assert (models.talk(ask), models.loads) == ("ok", ["small"])

@@ -213,7 +213,8 @@ def test_a_request_without_a_prompt_loads_and_unloads(path: str):
     async def ask(client: httpx.AsyncClient, host: ModelHost) -> list[Any]:
         asked = [{"model": "small", "keep_alive": 0}, {"model": "small"}, {"model": "small", "keep_alive": 0}]
         reasons = [(await client.post(path, json=each)).json()["done_reason"] for each in asked]
-        await asyncio.sleep(0.01)
+        while not models.unloads:
+            await asyncio.sleep(0.01)
         return [reasons, host.loaded(SMALL)]
 
     assert models.talk(ask) == [["unload", "load", "unload"], None]
