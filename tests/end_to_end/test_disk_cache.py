@@ -64,7 +64,8 @@ def test_a_new_pipeline_takes_up_the_turns_of_an_earlier_one(home: Path, referen
     target = str(write_tiny(home / name, name, **LONG)) if name else str(DEMO_TARGET)
     with opened(target, **options) as pipeline:
         firsts = [pipeline.generate(TOKENS, params) for params in (COLD, HOT)]
-        until(lambda: len(files()) >= 2)
+        # A disk that is slow to say what is there keeps fewer turns.
+        until(lambda: len(files()) >= 2 or pipeline.generate(TOKENS, COLD).tokens == ())
     turns = [[*TOKENS, *first.tokens, *range(2000, 2040)] for first in firsts]
     asked = list(zip(turns, (COLD, HOT), strict=True))
     with opened(target, **options) as pipeline:

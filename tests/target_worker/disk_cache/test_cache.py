@@ -23,6 +23,7 @@ from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.kept_prefixes import DiskReading, KeptPrefixes
 from target_worker.disk_cache.snapshot import CHUNK, CacheShape, FilePart, resume
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
+from tests.support.processes import until
 
 TOKENS = [(7 * place + place * place) % 50 + 1 for place in range(700)]
 PROMPT = 600
@@ -334,6 +335,7 @@ def test_a_disk_that_does_not_tell_what_is_there_holds_nobody_up(monkeypatch: py
     cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
     for _ in range(2):
         cache.keep(sequence, TOKENS[:620])
+    until(lambda: asked)
     assert (len(asked), cache.waits) == (1, False)
 
     go_on.set()
