@@ -149,8 +149,7 @@ def exact_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def programs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands of whoever runs the tests find no server and no pipeline of theirs, nor do those of another test that
     runs at the same time. What a killed run leaves in shared memory, the next one of this checkout removes."""
-    run = f"{crc32(bytes(ROOT)):x}-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
-    registry = Path(f"{segments_folder()}-{run}")
+    registry = Path(f"{segments_folder()}-{crc32(bytes(ROOT)):x}-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}")
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(prefix="lp-", dir="/tmp") as sessions:
         patch.setenv(SESSIONS_VARIABLE, sessions)
         patch.setenv(SERVERS_VARIABLE, str(tmp_path_factory.mktemp("servers") / "running"))

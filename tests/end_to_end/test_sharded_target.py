@@ -60,12 +60,6 @@ def ranks(hosts: Path) -> dict[int, int]:
     return {rank: pid for program, rank in programs.items() for pid, _, command in mine if program in command}
 
 
-def both(hosts: Path) -> dict[int, int] | None:
-    """The same, once two ranks live."""
-    found = ranks(hosts)
-    return found if len(found) == 2 else None
-
-
 @pytest.mark.thorough
 def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
     pipeline: Pipeline, hosts: Path, reference: Reference
@@ -86,7 +80,7 @@ def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
         assert result.statistics.adopted_tokens >= 99, "all ranks go on with what they have"
 
     for rank in (1, 0):
-        before = until(lambda: both(hosts))
+        before = until(lambda: found if len(found := ranks(hosts)) == 2 else None)
         result = generate_while(pipeline, PROMPT, SETTINGS[1], 3, partial(os.kill, before[rank], signal.SIGKILL))
         assert result.tokens == reference(PROMPT, SETTINGS[1]).tokens, rank
         assert set(before.values()).isdisjoint(ranks(hosts).values()), "all ranks start anew"
@@ -119,7 +113,7 @@ def test_a_rank_without_memory_ends_with_a_sentence_and_all_start_anew(
     module = ("target_worker", "target_worker.tensor_parallel.rank_process")[rank]
     inject(monkeypatch, tmp_path, module, ONCE_SHORT.format(marker=tmp_path / "was-short"))
     with Pipeline(target_hosts=str(hosts)) as pipeline:
-        before = until(lambda: both(hosts))
+        before = until(lambda: found if len(found := ranks(hosts)) == 2 else None)
         result = pipeline.generate(PROMPT, SETTINGS[0])
         told = (Path(mark(pipeline)) / "orchestrator.log").read_text()
 

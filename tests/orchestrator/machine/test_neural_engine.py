@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, create_autospec
 
@@ -19,6 +21,7 @@ from draft_worker.coreml.examine import answers, calls, carry_out, compare, plac
 from draft_worker.coreml.package import Array
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
+from orchestrator.machine import neural_engine as engine
 from orchestrator.machine.check import Check
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.drafts import draft_choice as choosing
@@ -137,14 +140,23 @@ def test_a_package_whose_examinations_die_is_given_up_on_a_quiet_machine_and_nev
     assert started(death) == ("coreml", False)
 
 
-def test_silence_during_a_load_is_no_hang_and_the_load_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_silence_during_a_load_is_no_hang_and_the_load_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has lasted ten minutes, by the clock, when it is told for the second time, and ends then."""
     monkeypatch.setenv("FAKE_DEVICE", "compiling")
-    stages: list[str] = []
-    limits = Limits(silence=3.0, progress=0.3)
-    findings = examined(str(converted_demo()), examiner=FAKE, limits=limits, on_stage=stages.append)
+    monkeypatch.setenv("FAKE_LOADED", str(tmp_path / "loaded"))
+    ahead, told = [0.0], list[str]()
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
+
+    def on_stage(stage: str) -> None:
+        told.extend([stage] * ("so far" in stage))
+        ahead[0] = 600.0 * len(told)
+        if len(told) == 2:
+            (tmp_path / "loaded").touch()
+
+    findings = examined(str(converted_demo()), examiner=FAKE, limits=Limits(progress=0.1), on_stage=on_stage)
 
     assert failures(findings) == []
-    assert "compiling width 8 for the Neural Engine, 0 min so far" in stages
+    assert told[:2] == [f"compiling width 8 for the Neural Engine, {minutes} min so far" for minutes in (0, 10)]
 
 
 def test_a_plan_that_can_not_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch):
