@@ -131,4 +131,5 @@ def test_a_long_summary_gives_signs_of_life(chatml: ChatTemplate):
     pipeline = FakePipeline(lambda _: ["x"] * 200, condition=structs.replace(READY, context=4096))
     answer = post(RESPONSES, {"input": [HI, TRIGGER], "stream": True}, pipeline, template=chatml)
 
-    assert [event["type"] for event in RESPONSES_API.events(answer)].count("response.in_progress") == 1 + 200 // 64
+    # A slow server sends more of them.
+    assert [event["type"] for event in RESPONSES_API.events(answer)].count("response.in_progress") >= 1 + 200 // 64
