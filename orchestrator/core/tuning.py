@@ -52,7 +52,7 @@ class Tuning:
     """Rounds whose tokens a second are the usual rate."""
     usual_known: int = tuned(8, "2026-11-29-never-behind-its-parts")
     """Rounds before it counts; until then it is that of plain decoding."""
-    asked_rounds: int = tuned(64, "2026-11-29-never-behind-its-parts")
+    asked_rounds: int = tuned(256, "2026-11-29-further-steps-without-lookup")
     """Rounds in which a draft in turns was asked, of which the mean is taken."""
     asked_known: int = tuned(16, "2026-11-29-asked-by-what-came")
     """The fewest of them that are believed."""

@@ -16,7 +16,7 @@ EVIDENCE = {
     "explored": "0.4 and 0.2% of the time",
     "usual_rounds": "the rate of the last 48 rounds",
     "usual_known": "from 8 rounds on",
-    "asked_rounds": "over 64 rounds",
+    "asked_rounds": "over 256 rounds in place of 64",
     "asked_known": "from 16 rounds on",
     "asked_errors": "1.5 standard errors",
     "prepared_in_turns": "0.7 of the probability worth a row, at most 0.5",
